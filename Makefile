@@ -1,0 +1,46 @@
+# make chat    set up and start the terminal chat on a small real model
+# make test    set up and run all tests
+# make lint    set up and run the linters and the type checker
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL := build/smollm2
+ARGS ?=
+
+.PHONY: chat test lint clean
+
+chat: $(VENV)/.app $(MODEL)/config.json
+	@$(BIN)/mlx-spec chat --model $(MODEL) $(ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) build .hypothesis .mypy_cache .pytest_cache .ruff_cache *.egg-info
+
+$(MODEL)/config.json: | $(VENV)/.app
+	@echo "Building SmolLM2-135M, once (about 100 MB) …"
+	@$(BIN)/python -m mlx_spec_models.smollm2 $(MODEL)
+
+$(VENV)/.app: pyproject.toml | $(VENV)/bin/python
+	@echo "Installing, once …"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+	@echo "Installing with test tools, once …"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@touch $@ $(VENV)/.app
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer found; \
+	install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
