@@ -1,0 +1,62 @@
+"""One conversation's cache, reused from turn to turn."""
+
+from collections.abc import Iterator, Sequence
+
+from mlx_spec.cache import ModelCache, common_length
+from mlx_spec.draft import Drafter
+from mlx_spec.speculative import SpeculativeOptions, speculative_stream
+from mlx_spec.stats import RoundEvent
+from mlx_spec.target import Target
+
+
+class Conversation:
+    """The tokens so far, and a cache that holds a part of them.
+
+    Each run gives the whole prompt; only what differs from the tokens so far is
+    processed. An edited or retried turn is no special case.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.cache: ModelCache = target.new_cache()
+        self.tokens: list[int] = []
+
+    def prepare(self, prompt: Sequence[int]) -> int:
+        """Set the cache back to what ``prompt`` shares with the tokens so far.
+
+        Returns:
+            Number of prompt tokens that need no processing.
+        """
+        held = self.tokens[: self.cache.seq_len]
+        # The last prompt token is run in any case: its row gives the first token.
+        reached = self.cache.rewind(min(common_length(held, prompt), len(prompt) - 1))
+        self.tokens = list(prompt[:reached])
+        return reached
+
+    def run(
+        self,
+        prompt: Sequence[int],
+        drafter: Drafter | None,
+        options: SpeculativeOptions,
+    ) -> Iterator[RoundEvent]:
+        """Continue with a prompt that ``prepare`` was called with.
+
+        ``options.start_pos`` is what it returned. Tokens are taken up into the
+        conversation by ``keep``, so that the consumer decides where a turn ends.
+        """
+        context, rest = prompt[: options.start_pos], prompt[options.start_pos :]
+        events = speculative_stream(
+            self._target, self.cache, rest, drafter, options, context=context
+        )
+        for index, event in enumerate(events):
+            if index == 0:
+                self.tokens = list(prompt)
+            yield event
+
+    def keep(self, token: int) -> None:
+        """Count one generated token as a part of the conversation."""
+        self.tokens.append(token)
+
+    def close_turn(self) -> None:
+        """Take back whatever the cache holds past the last token that was kept."""
+        self.cache.truncate(min(self.cache.seq_len, max(len(self.tokens) - 1, 0)))

@@ -1,0 +1,1 @@
+"""Drafters: each proposes tokens through the one ``Drafter`` protocol."""

@@ -1,0 +1,156 @@
+"""A smaller model of the same vocabulary as the drafter."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import mlx.core as mx
+
+from mlx_spec.cache import common_length
+from mlx_spec.draft import DraftBlock
+from mlx_spec.errors import LoadError
+from mlx_spec.sampling import (
+    Purpose,
+    Sampler,
+    SamplingParams,
+    block_contexts,
+    processed_logits,
+)
+from mlx_spec.target import Target
+
+
+class Vocabulary(Protocol):
+    """The part of a tokenizer that decides whether two models speak one language."""
+
+    def get_vocab(self) -> Mapping[str, int]:
+        """Return every token's id."""
+        ...
+
+
+class DraftModel(Protocol):
+    """A loaded model: its decoder and its tokenizer."""
+
+    @property
+    def target(self) -> Target:
+        """The model itself."""
+        ...
+
+    @property
+    def tokenizer(self) -> Vocabulary | None:
+        """Its tokenizer; None leaves the vocabulary unchecked."""
+        ...
+
+
+class DraftModelDrafter:
+    """Drafts with a smaller model, one forward pass a token, without waiting.
+
+    Args:
+        target_tokenizer: The target's tokenizer; None leaves the pair unchecked.
+        draft: The draft model.
+        max_draft_len: Tokens to propose at most.
+    Raises:
+        LoadError: If the two vocabularies differ.
+    """
+
+    def __init__(
+        self,
+        target_tokenizer: Vocabulary | None,
+        draft: DraftModel,
+        max_draft_len: int = 4,
+    ) -> None:
+        self._vocab_size = draft.target.vocab_size
+        if target_tokenizer is not None and draft.tokenizer is not None:
+            shared = check_vocabularies(target_tokenizer, draft.tokenizer)
+            self._vocab_size = min(shared, self._vocab_size)
+        self._model = draft.target
+        self._cache = self._model.new_cache()
+        self._max_draft_len = max_draft_len
+        self._sampling = SamplingParams()
+        self._sampler = Sampler(0)
+        self._purpose = Purpose.DRAFT
+        # The cache holds the rows of these tokens, then of the block's but its last.
+        self._known: list[int] = []
+        self._block = DraftBlock.empty()
+
+    def follow(self, sampling: SamplingParams, seed: int, is_coupled: bool) -> None:
+        """Draw as the target does; with its own noise if ``is_coupled``."""
+        self._sampling = sampling
+        self._sampler = Sampler(seed)
+        self._purpose = Purpose.TARGET if is_coupled else Purpose.DRAFT
+
+    def propose(
+        self, history: Sequence[int], target_hidden: mx.array | None, max_len: int
+    ) -> DraftBlock:
+        """Draft up to ``max_len`` tokens in one graph."""
+        count = min(max_len, self._max_draft_len)
+        if self._model.max_context is not None:
+            count = min(count, self._model.max_context - len(history))
+        if count <= 0:
+            return DraftBlock.empty()
+        self._roll_back(history)
+        fresh = history[self._cache.seq_len :]
+        row, _ = self._model.prefill(fresh, self._cache.seq_len, self._cache)
+        tokens: list[mx.array] = []
+        rows: list[mx.array] = []
+        for index in range(count):
+            if index:
+                row = self._model.forward_batch_with_hidden(
+                    tokens[-1], self._cache.seq_len, self._cache
+                )[0][0]
+            token, q = self._draw(row, history, tokens)
+            tokens.append(token)
+            rows.append(q)
+        self._known = list(history)
+        self._block = DraftBlock.on_device(
+            mx.concatenate(tokens),
+            None if self._sampling.is_greedy else mx.stack(rows),
+        )
+        return self._block
+
+    def _draw(
+        self, row: mx.array, history: Sequence[int], drafted: list[mx.array]
+    ) -> tuple[mx.array, mx.array]:
+        """Draw one token (1,) from a row of logits; return it with its q (V,)."""
+        before = mx.concatenate(drafted) if drafted else mx.zeros((0,), mx.int32)
+        contexts = block_contexts(history, before, self._sampling)
+        scores = processed_logits(
+            row[None, : self._vocab_size],
+            self._sampling,
+            None if contexts is None else contexts[-1:],
+        )
+        if self._sampling.is_greedy:
+            return mx.argmax(scores, axis=-1).astype(mx.int32), row
+        position = len(history) + len(drafted)
+        noise = self._sampler.gumbel_at([position], self._purpose, scores.shape[-1])
+        token = mx.argmax(scores + noise, axis=-1).astype(mx.int32)
+        return token, mx.softmax(scores[0])
+
+    def _roll_back(self, history: Sequence[int]) -> None:
+        """Keep the rows of tokens that are in ``history``, all but its last.
+
+        The last one is run again in any case: its row gives the first draft.
+        """
+        cached = [*self._known, *self._block.tokens][: self._cache.seq_len]
+        self._cache.rewind(min(common_length(cached, history), len(history) - 1))
+
+
+def check_vocabularies(target: Vocabulary, draft: Vocabulary) -> int:
+    """Return the number of ids that two tokenizers share.
+
+    Padding of the embeddings may differ; the tokens themselves may not.
+
+    Raises:
+        LoadError: If some token has another id in the other vocabulary.
+    """
+    ours, theirs = target.get_vocab(), draft.get_vocab()
+    different = [
+        token for token, index in theirs.items() if ours.get(token) != index
+    ] + [token for token in ours if token not in theirs]
+    if different:
+        token = min(different)
+        raise LoadError(
+            f"draft model and target do not share a vocabulary: {len(different):,} "
+            f"tokens differ, for example {token!r} is {ours.get(token)} in the target "
+            f"and {theirs.get(token)} in the draft model",
+            "choose a draft model of the same family",
+        )
+    return max(ours.values(), default=-1) + 1

@@ -1,0 +1,1 @@
+"""Registry of known models, and the recipes of those that are built here."""
