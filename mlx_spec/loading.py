@@ -75,6 +75,10 @@ class Tokenizer(Protocol):
         """A new streaming detokenizer."""
         ...
 
+    def add_eos_token(self, token: str) -> None:
+        """Let another token end answers."""
+        ...
+
     def get_vocab(self) -> Mapping[str, int]:
         """Every token's id."""
         ...
@@ -174,31 +178,41 @@ def make_drafter(
     Raises:
         SpecError: If the kind is unknown, or kind and draft_model contradict.
     """
+    check_drafter(kind, draft_model, num_draft_tokens)
+    if draft_model is not None:
+        draft, tokenizer = _load_pair(draft_model, dtype, None, memory_limit)
+        pair = LoadedModel(draft, tokenizer, None, str(draft_model))
+        length = num_draft_tokens or _MODEL_LENGTH
+        return DraftModelDrafter(loaded.tokenizer, pair, length)
+    if kind == "none":
+        return None
+    length = num_draft_tokens or _LOOKUP_LENGTH
+    return PromptLookupDrafter(_LOOKUP_NGRAM, length, _LOOKUP_MIN_NGRAM)
+
+
+def check_drafter(
+    kind: str, draft_model: str | Path | None, num_draft_tokens: int | None
+) -> None:
+    """Check settings against each other before anything is loaded.
+
+    Raises:
+        SpecError: If the kind is unknown, or kind and draft_model contradict.
+    """
+    if kind not in ("auto", "none", "lookup", "model"):
+        raise SpecError(
+            f"drafter {kind!r} is unknown", "use auto, none, lookup or model"
+        )
     if num_draft_tokens is not None and num_draft_tokens < 1:
         raise SpecError(
             f"num_draft_tokens is {num_draft_tokens}", "use 1 or more, or drafter none"
         )
-    if kind == "auto":
-        kind = "lookup" if draft_model is None else "model"
-    match kind, draft_model:
-        case "none", None:
-            return None
-        case "lookup", None:
-            length = num_draft_tokens or _LOOKUP_LENGTH
-            return PromptLookupDrafter(_LOOKUP_NGRAM, length, _LOOKUP_MIN_NGRAM)
-        case "model", None:
-            raise SpecError("drafter 'model' needs a model", "name it: --draft-model")
-        case "model", str() | Path() as name:
-            draft, tokenizer = _load_pair(name, dtype, None, memory_limit)
-            pair = LoadedModel(draft, tokenizer, None, str(name))
-            length = num_draft_tokens or _MODEL_LENGTH
-            return DraftModelDrafter(loaded.tokenizer, pair, length)
-        case "none" | "lookup", name:
-            raise SpecError(
-                f"drafter {kind!r} has no use for the draft model {str(name)!r}",
-                "use drafter 'model', or leave the draft model out",
-            )
-    raise SpecError(f"drafter {kind!r} is unknown", "use auto, none, lookup or model")
+    if kind == "model" and draft_model is None:
+        raise SpecError("drafter 'model' needs a model", "name it: --draft-model")
+    if kind in ("none", "lookup") and draft_model is not None:
+        raise SpecError(
+            f"drafter {kind!r} has no use for the draft model {str(draft_model)!r}",
+            "use drafter 'model', or leave the draft model out",
+        )
 
 
 def _load_pair(

@@ -1,0 +1,1 @@
+"""The mlx-spec command and its terminal chat."""

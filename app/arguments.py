@@ -1,0 +1,144 @@
+"""The flags that ``chat`` and ``generate`` share, named as mlx-lm names them."""
+
+import argparse
+
+from mlx_spec.errors import SpecError
+from mlx_spec_app.errors import UsageError
+from mlx_spec_app.request import LoadRequest, Request
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say what to load."""
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "model_name",
+        nargs="?",
+        metavar="MODEL",
+        help="folder or Hugging Face repository id (or use --model)",
+    )
+    model.add_argument("--model", metavar="MODEL", help=argparse.SUPPRESS)
+    model.add_argument(
+        "--drafter",
+        choices=("auto", "none", "lookup", "model"),
+        default="auto",
+        help="what proposes tokens; auto: the draft model if named, else prompt lookup",
+    )
+    model.add_argument(
+        "--draft-model", metavar="MODEL", help="a smaller model of the same vocabulary"
+    )
+    model.add_argument(
+        "--num-draft-tokens",
+        type=int,
+        metavar="N",
+        help="tokens to draft a round at most (default: the drafter's own)",
+    )
+    model.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="of the arithmetic; auto: the checkpoint's, float32 on a CPU",
+    )
+    model.add_argument(
+        "--kv-bits",
+        type=int,
+        choices=(4, 8),
+        help="keep the cache quantized (default: as computed)",
+    )
+    model.add_argument(
+        "--extra-eos-token",
+        nargs="+",
+        default=[],
+        metavar="TOKEN",
+        help="further tokens that end an answer",
+    )
+
+
+def add_generation_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+    """Add the flags that say how to answer."""
+    answer = parser.add_argument_group("answer")
+    answer.add_argument("--system-prompt", "-s", metavar="TEXT")
+    answer.add_argument(
+        "--max-tokens",
+        "-m",
+        type=int,
+        default=max_tokens,
+        metavar="N",
+        help="tokens to generate at most (default: %(default)s)",
+    )
+    for flags, kind, default, text in (
+        (("--temp", "--temperature"), float, 0.0, "0 takes the most likely token"),
+        (("--top-p",), float, 1.0, "keep the likeliest tokens of this mass"),
+        (("--top-k",), int, 0, "keep this many tokens; 0 keeps all"),
+        (("--min-p",), float, 0.0, "drop tokens below this share of the likeliest"),
+        (("--repetition-penalty",), float, 1.0, "1 is off"),
+        (("--presence-penalty",), float, 0.0, "0 is off"),
+        (("--frequency-penalty",), float, 0.0, "0 is off"),
+        (("--seed",), int, 0, "seed of all draws"),
+        (("--prefill-step-size",), int, 2048, "prompt tokens a forward pass"),
+    ):
+        answer.add_argument(
+            *flags,
+            type=kind,
+            default=default,
+            metavar="N",
+            help=f"{text} (default: %(default)s)",
+        )
+    answer.add_argument(
+        "--rule",
+        choices=("rejection", "coupled"),
+        default="rejection",
+        help="coupled: a seed gives the same text with any drafter, or none",
+    )
+
+
+def request_from(args: argparse.Namespace) -> Request:
+    """Check the flags and put them together.
+
+    Raises:
+        UsageError: If a value, or two together, cannot be used.
+    """
+    try:
+        return _request_from(args)
+    except SpecError as error:
+        raise UsageError(error.message, error.hint) from error
+
+
+def _request_from(args: argparse.Namespace) -> Request:
+    from mlx_spec.loading import check_drafter
+    from mlx_spec.sampling import SamplingParams
+
+    model = args.model_name or args.model
+    if not model:
+        raise SpecError("no model is given", "name a folder or repository: --model")
+    if args.max_tokens < 1:
+        raise SpecError(f"--max-tokens is {args.max_tokens}", "use 1 or more")
+    if args.prefill_step_size < 1:
+        raise SpecError(
+            f"--prefill-step-size is {args.prefill_step_size}", "use 1 or more"
+        )
+    check_drafter(args.drafter, args.draft_model, args.num_draft_tokens)
+    return Request(
+        load=LoadRequest(
+            model=model,
+            drafter=args.drafter,
+            draft_model=args.draft_model,
+            num_draft_tokens=args.num_draft_tokens,
+            dtype=args.dtype,
+            kv_bits=args.kv_bits,
+            extra_eos_tokens=tuple(args.extra_eos_token),
+        ),
+        sampling=SamplingParams(
+            temperature=args.temp,
+            top_p=args.top_p,
+            top_k=args.top_k,
+            min_p=args.min_p,
+            repetition_penalty=args.repetition_penalty,
+            presence_penalty=args.presence_penalty,
+            frequency_penalty=args.frequency_penalty,
+        ),
+        max_tokens=args.max_tokens,
+        seed=args.seed,
+        rule=args.rule,
+        system_prompt=args.system_prompt,
+        prefill_step_size=args.prefill_step_size,
+    )

@@ -1,0 +1,1 @@
+"""The terminal chat: one engine thread, messages one way, widgets."""

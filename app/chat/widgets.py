@@ -1,0 +1,177 @@
+"""The chat's widgets: prompt, turns and the panel of figures."""
+
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.message import Message
+from textual.widgets import Markdown, Static, TextArea
+from textual.widgets.markdown import MarkdownStream
+
+from mlx_spec_app.figures import NONE, Figures, decimal, megabytes, percent
+
+_BAR_WIDTH = 14
+_LEVELS = " ▁▂▃▄▅▆▇█"
+
+
+class PromptArea(TextArea):
+    """A text area that grows with its text; Enter sends."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("shift+enter,ctrl+j", "new_line", "New line", show=False),
+    ]
+
+    class Sent(Message):
+        """The user pressed Enter.
+
+        Attributes:
+            text: What was written.
+        """
+
+        def __init__(self, text: str) -> None:
+            super().__init__()
+            self.text = text
+
+    def action_new_line(self) -> None:
+        """Insert a line break."""
+        self.insert("\n")
+
+    async def _on_key(self, event: events.Key) -> None:
+        if event.key == "enter":
+            event.prevent_default()
+            event.stop()
+            self.post_message(self.Sent(self.text))
+            return
+        await super()._on_key(event)
+
+
+class UserTurn(Static):
+    """What the user wrote."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, markup=False)
+
+
+class Notice(Static):
+    """A line that is not part of the conversation."""
+
+    def __init__(self, text: str, is_error: bool = False) -> None:
+        super().__init__(text, markup=False)
+        self.set_class(is_error, "-error")
+
+
+class AnswerTurn(Vertical):
+    """The model's answer: Markdown while it arrives, and a line of figures below."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = ""
+        self._markdown = Markdown()
+        self._footer = Static("…", classes="figures", markup=False)
+        self._stream: MarkdownStream | None = None
+
+    def compose(self) -> ComposeResult:
+        yield self._markdown
+        yield self._footer
+
+    async def append(self, text: str) -> None:
+        """Add a piece of the answer."""
+        self.text += text
+        if self._stream is None:
+            self._stream = Markdown.get_stream(self._markdown)
+        await self._stream.write(text)
+
+    async def finish(self, end: str, figures: Figures | None) -> None:
+        """Show the whole answer once more, and how it went."""
+        if self._stream is not None:
+            await self._stream.stop()
+        # One full parse: a fence cut in two by streaming is whole again.
+        await self._markdown.update(self.text)
+        self._footer.update(summary(end, figures))
+
+
+def summary(end: str, figures: Figures | None) -> str:
+    """Describe a finished answer in a line."""
+    if figures is None:
+        return end
+    parts = [
+        f"{figures.generation_tokens} tokens",
+        f"{figures.generation_tps:.1f} tok/s",
+        f"acceptance length {decimal(figures.acceptance_length)}",
+    ]
+    if end != "stop":
+        parts.append("stopped" if end == "interrupted" else "reached --max-tokens")
+    return " · ".join(parts)
+
+
+class FiguresPanel(Static):
+    """Live figures beside the conversation."""
+
+    def __init__(self) -> None:
+        super().__init__(markup=False)
+        self.border_title = "speculation"
+
+    def show(self, figures: Figures | None, drafter: str) -> None:
+        """Show figures; None before the first answer."""
+        self.update("\n".join(panel_lines(figures, drafter)))
+
+
+class FiguresStrip(Static):
+    """The same in one line, for narrow terminals."""
+
+    def __init__(self) -> None:
+        super().__init__(markup=False)
+
+    def show(self, figures: Figures | None, drafter: str) -> None:
+        """Show figures; None before the first answer."""
+        self.update(strip_line(figures, drafter))
+
+
+def panel_lines(figures: Figures | None, drafter: str) -> list[str]:
+    """Lay the figures out in lines of 26 columns."""
+    if figures is None:
+        return [_row("drafter", drafter), "", "figures appear with", "the first answer"]
+    bars = [
+        f"{position:>2} {_bar(rate)} {percent(rate):>4}"
+        for position, rate in enumerate(figures.accept_rate_per_position, start=1)
+    ]
+    return [
+        _row("speed", f"{figures.generation_tps:.1f} tok/s"),
+        _row("acceptance length", decimal(figures.acceptance_length)),
+        _row("accept rate", percent(figures.accept_rate)),
+        "",
+        "accept rate by position",
+        *(bars or [f" {NONE} nothing drafted yet"]),
+        "",
+        _row("drafter", drafter),
+        _row("answer", f"{figures.generation_tokens} tokens"),
+        _row("prompt", f"{figures.prompt_tokens} tokens"),
+        _row("reused", f"{figures.cached_tokens} tokens"),
+        _row("cache", megabytes(figures.cache_bytes)),
+        _row("peak memory", f"{figures.peak_memory:.2f} GB"),
+    ]
+
+
+def strip_line(figures: Figures | None, drafter: str) -> str:
+    """Lay the figures out in one line."""
+    if figures is None:
+        return f"drafter {drafter}"
+    bars = "".join(
+        _LEVELS[round((rate or 0) * 8)] for rate in figures.accept_rate_per_position
+    )
+    return (
+        f"{figures.generation_tps:.1f} tok/s · "
+        f"acceptance length {decimal(figures.acceptance_length)} · "
+        f"accepted {percent(figures.accept_rate)} {bars} · {drafter}"
+    )
+
+
+def _row(name: str, value: str) -> str:
+    return f"{name}{value:>{26 - len(name)}}"
+
+
+def _bar(rate: float | None) -> str:
+    filled = round((rate or 0) * _BAR_WIDTH)
+    return ("█" * filled).ljust(_BAR_WIDTH, "░")

@@ -1,0 +1,347 @@
+"""The chat, driven as a user drives it, with a scripted backend."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from threading import Event
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Markdown, Static
+
+from mlx_spec import SamplingParams
+from mlx_spec_app.chat import commands
+from mlx_spec_app.chat.app import ChatApp
+from mlx_spec_app.chat.widgets import (
+    AnswerTurn,
+    FiguresPanel,
+    FiguresStrip,
+    Notice,
+    PromptArea,
+    UserTurn,
+)
+from mlx_spec_app.request import LoadRequest, Request
+from tests.app.fakes import FakeBackend, broken
+
+WIDE, NARROW = (120, 36), (80, 24)
+
+
+def request(**changes: Any) -> Request:
+    return Request(
+        load=LoadRequest(model="some/model"),
+        sampling=SamplingParams(),
+        max_tokens=64,
+        **changes,
+    )
+
+
+Body = Callable[[ChatApp, Pilot[None]], Awaitable[None]]
+
+
+def run(
+    backend: FakeBackend, body: Body, size: tuple[int, int] = WIDE, **changes: Any
+) -> ChatApp:
+    """Start the app, wait until the model is there, do ``body``, close it."""
+    app = ChatApp(request(**changes), backend)
+
+    async def main() -> None:
+        async with app.run_test(size=size) as pilot:
+            if backend.load_gate is None and backend.load_error is None:
+                await until(pilot, lambda: app._is_loaded)
+            await body(app, pilot)
+
+    asyncio.run(main())
+    return app
+
+
+async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
+    """Let the app work until a condition holds."""
+    for _ in range(500):
+        if condition():
+            return
+        await pilot.pause(0.01)
+    raise AssertionError("the app never got there")
+
+
+async def send(app: ChatApp, pilot: Pilot[None], text: str) -> None:
+    app.query_one(PromptArea).insert(text)
+    await pilot.press("enter")
+
+
+async def answered(app: ChatApp, pilot: Pilot[None], count: int = 1) -> None:
+    await until(
+        pilot,
+        lambda: len(app.query(AnswerTurn)) == count and not app.is_answering,
+    )
+
+
+def status(app: ChatApp) -> str:
+    return str(app.query_one("#status", Static).content)
+
+
+def text_of(widget: Static) -> str:
+    return str(widget.content)
+
+
+def test_a_message_is_answered_and_both_stay_on_screen() -> None:
+    backend = FakeBackend([["Hello", " there", "."]])
+
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        await send(app, pilot, "Hi")
+        await answered(app, pilot)
+        assert text_of(app.query_one(UserTurn)) == "Hi"
+        assert app.query_one(AnswerTurn).text == "Hello there."
+        assert app.query_one(PromptArea).text == ""
+        footer = text_of(app.query_one(".figures", Static))
+        assert footer.startswith("3 tokens · 42.5 tok/s · acceptance length 1.50")
+
+    run(backend, body)
+    assert backend.asked[0][0] == [{"role": "user", "content": "Hi"}]
+
+
+def test_the_next_turn_brings_the_whole_conversation() -> None:
+    backend = FakeBackend([["One."], ["Two."]])
+
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        await send(app, pilot, "First")
+        await answered(app, pilot)
+        await send(app, pilot, "Second")
+        await answered(app, pilot, 2)
+
+    run(backend, body, system_prompt="Be kind.")
+    assert backend.asked[1][0] == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "First"},
+        {"role": "assistant", "content": "One."},
+        {"role": "user", "content": "Second"},
+    ]
+    assert backend.conversations == 1
+
+
+def test_escape_stops_at_once_and_keeps_the_text() -> None:
+    gate = Event()
+    backend = FakeBackend([["Partial", " never"] * 50, ["More."]], gate=gate)
+
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        await send(app, pilot, "Go")
+        await until(pilot, lambda: bool(app.query(AnswerTurn)))
+        await until(pilot, lambda: app.query_one(AnswerTurn).text == "Partial")
+        await pilot.press("escape")
+        gate.set()
+        await answered(app, pilot)
+        kept = app.query_one(AnswerTurn).text
+        assert kept.startswith("Partial")
+        assert len(kept) < 40
+        assert "stopped" in text_of(app.query_one(".figures", Static))
+        await send(app, pilot, "On")
+        await answered(app, pilot, 2)
+        assert backend.asked[1][0][1] == {"role": "assistant", "content": kept}
+
+    run(backend, body)
+
+
+def test_enter_while_answering_keeps_the_message_and_says_why() -> None:
+    gate = Event()
+    backend = FakeBackend([["a", "b"]], gate=gate)
+
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        await send(app, pilot, "Go")
+        await until(pilot, lambda: app.is_answering)
+        await send(app, pilot, "again")
+        assert app.query_one(PromptArea).text == "again"
+        assert "Esc stops it" in status(app)
+        gate.set()
+        await answered(app, pilot)
+
+    run(backend, body)
+    assert len(backend.asked) == 1
+
+
+def test_the_screen_is_there_while_the_model_loads() -> None:
+    gate = Event()
+    backend = FakeBackend([["ok"]], load_gate=gate)
+
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        assert "loading some/model" in status(app)
+        await send(app, pilot, "early")
+        assert app.query_one(PromptArea).text == "early"
+        assert "still loading" in status(app)
+        gate.set()
+        await until(pilot, lambda: app._is_loaded)
+        await pilot.press("enter")
+        await answered(app, pilot)
+
+    run(backend, body)
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_app_with_the_error() -> None:
+    backend = FakeBackend(load_error=broken("no such model"))
+
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        await until(pilot, lambda: app.failure is not None)
+
+    app = run(backend, body)
+    assert str(app.failure) == "no such model (do something else)"
+
+
+@pytest.mark.parametrize("error", [broken(), RuntimeError("it broke")])
+def test_an_error_gives_the_users_words_back(error: Exception) -> None:
+    backend = FakeBackend([error, ["fine"]])
+
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        await send(app, pilot, "my long question")
+        await until(pilot, lambda: bool(app.query(Notice)))
+        assert "it broke" in text_of(app.query_one(Notice))
+        assert app.query_one(PromptArea).text == "my long question"
+        assert not app.query(AnswerTurn)
+        await pilot.press("enter")
+        await answered(app, pilot)
+
+    run(backend, body)
+    assert backend.asked[1][0] == [{"role": "user", "content": "my long question"}]
+
+
+def test_a_code_fence_that_arrives_in_pieces_is_complete() -> None:
+    pieces = ["Here:\n\n`", "``py", "thon\nx ", "= 1\n", "y = 2\n", "`", "``\n\nDone."]
+    backend = FakeBackend([pieces])
+
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        await send(app, pilot, "code")
+        await answered(app, pilot)
+        await pilot.pause()
+        answer = app.query_one(AnswerTurn)
+        assert answer.text == "".join(pieces)
+        assert answer.query_one(Markdown).source == answer.text
+        fence = answer.query("MarkdownFence").first()
+        assert fence.code == "x = 1\ny = 2"  # type: ignore[attr-defined]
+
+    run(backend, body)
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_figures_are_shown_beside_or_below_the_conversation(
+    size: tuple[int, int],
+) -> None:
+    backend = FakeBackend([["a", "b", "c"]])
+
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        await send(app, pilot, "Hi")
+        await answered(app, pilot)
+        await pilot.pause()
+        panel, strip = app.query_one(FiguresPanel), app.query_one(FiguresStrip)
+        assert panel.display == (size == WIDE)
+        assert strip.display == (size == NARROW)
+        for widget in (panel, strip):
+            shown = text_of(widget)
+            assert "42.5 tok/s" in shown
+            assert "0%" in shown
+            assert "1.50" in shown
+        assert "12 tokens" in text_of(panel)
+        assert app.query_one(PromptArea).region.bottom < size[1]
+
+    run(backend, body, size)
+
+
+def test_new_line_keys_write_a_line_and_the_prompt_grows() -> None:
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        prompt = app.query_one(PromptArea)
+        height = prompt.size.height
+        await pilot.press("a", "ctrl+j", "b", "shift+enter", "c")
+        await pilot.pause()
+        assert prompt.text == "a\nb\nc"
+        assert prompt.size.height > height
+
+    run(FakeBackend(), body)
+
+
+def test_slash_commands() -> None:
+    backend = FakeBackend([["ok"], ["ok"]])
+
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        await send(app, pilot, "/help")
+        await until(pilot, lambda: bool(app.query(".help")))
+        await send(app, pilot, "/nonsense")
+        await until(pilot, lambda: bool(app.query(Notice)))
+        assert "no command /nonsense" in text_of(app.query(Notice).last())
+        await send(app, pilot, "Hi")
+        await answered(app, pilot)
+        await send(app, pilot, "/stats")
+        await until(pilot, lambda: len(app.query(Notice)) == 2)
+        assert "acceptance length" in text_of(app.query(Notice).last())
+        await send(app, pilot, "/new")
+        await until(pilot, lambda: not app.query(AnswerTurn))
+        await send(app, pilot, "//literal")
+        await answered(app, pilot)
+        await until(pilot, lambda: backend.conversations == 2)
+
+    run(backend, body)
+    assert backend.asked[-1][0] == [{"role": "user", "content": "/literal"}]
+
+
+@pytest.mark.parametrize("word", ["/quit", "/exit", "/bye"])
+def test_leaving_by_command(word: str) -> None:
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        await send(app, pilot, word)
+        await until(pilot, lambda: not app.is_running)
+
+    run(FakeBackend(), body)
+
+
+def test_control_c_asks_first_and_stops_the_answer() -> None:
+    gate = Event()
+    backend = FakeBackend([["a", "b", "c"]], gate=gate)
+
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        await send(app, pilot, "Hi")
+        await until(pilot, lambda: app.is_answering)
+        await pilot.press("ctrl+c")
+        assert "again" in status(app)
+        gate.set()
+        await answered(app, pilot)
+        assert app.is_running
+        await pilot.press("ctrl+c")
+        await until(pilot, lambda: not app.is_running)
+
+    run(backend, body)
+
+
+def test_control_d_leaves() -> None:
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        await pilot.press("ctrl+d")
+        await until(pilot, lambda: not app.is_running)
+
+    run(FakeBackend(), body)
+
+
+def test_every_command_is_in_the_help() -> None:
+    text = commands.help_text()
+    for command in commands.COMMANDS:
+        for name in command.names:
+            assert f"/{name}" in text
+            assert commands.find(f"/{name}") is command
+            assert hasattr(ChatApp, f"action_{command.action}")
+
+
+def test_everything_computes_on_one_thread() -> None:
+    import threading
+
+    threads: set[str] = set()
+
+    class Watching(FakeBackend):
+        def load(self, request: LoadRequest) -> Any:
+            threads.add(threading.current_thread().name)
+            return super().load(request)
+
+        def answer(self, *args: Any) -> Any:
+            threads.add(threading.current_thread().name)
+            return super().answer(*args)
+
+    backend = Watching([["a"], ["b"]])
+
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        for turn in (1, 2):
+            await send(app, pilot, "Hi")
+            await answered(app, pilot, turn)
+
+    run(backend, body)
+    assert threads == {"engine"}
