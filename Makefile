@@ -7,6 +7,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL := build/smollm2
+# mypy does not see through editable installs: the packages under their own names.
+TYPES := $(VENV)/types
 ARGS ?=
 
 .PHONY: chat test lint clean
@@ -20,7 +22,11 @@ test: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	@mkdir -p $(TYPES)
+	@ln -sfn $(CURDIR)/mlx_spec $(TYPES)/mlx_spec
+	@ln -sfn $(CURDIR)/app $(TYPES)/mlx_spec_app
+	@ln -sfn $(CURDIR)/models $(TYPES)/mlx_spec_models
+	MYPYPATH=$(TYPES) $(BIN)/mypy
 	$(BIN)/lint-imports
 
 clean:

@@ -260,6 +260,11 @@ class ModelCache:
         return lengths.pop() if lengths else 0
 
     @property
+    def shortest(self) -> int:
+        """Length of the shortest layer; ``seq_len`` unless a pass was cut short."""
+        return min((layer.seq_len for layer in self.layers), default=0)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of device memory held by all layers."""
         return sum(layer.nbytes for layer in self.layers)

@@ -27,7 +27,7 @@ class Conversation:
         Returns:
             Number of prompt tokens that need no processing.
         """
-        held = self.tokens[: self.cache.seq_len]
+        held = self.tokens[: self.cache.shortest]
         # The last prompt token is run in any case: its row gives the first token.
         reached = self.cache.rewind(min(common_length(held, prompt), len(prompt) - 1))
         self.tokens = list(prompt[:reached])
@@ -59,4 +59,6 @@ class Conversation:
 
     def close_turn(self) -> None:
         """Take back whatever the cache holds past the last token that was kept."""
-        self.cache.truncate(min(self.cache.seq_len, max(len(self.tokens) - 1, 0)))
+        # A pass that an exception cut short leaves layers of different lengths.
+        reached = min(self.cache.shortest, max(len(self.tokens) - 1, 0))
+        self.cache.rewind(reached)

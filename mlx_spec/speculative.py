@@ -28,6 +28,8 @@ from mlx_spec.stats import FinishReason, RoundEvent, SpeculativeDecodeResult
 from mlx_spec.target import Target
 from mlx_spec.verify import Verdict, match_block, verify_block
 
+_CLEAR_EVERY = 256  # tokens; freed buffers of outgrown caches go back to the system
+
 Rule = Literal["rejection", "coupled"]
 
 
@@ -279,6 +281,11 @@ class _Run:
         num_accepted, next_token, *drafted = values
         block.resolve(drafted)
         tokens = self._commit([*drafted[:num_accepted], next_token])
+        if (
+            self.remaining // _CLEAR_EVERY
+            != (self.remaining + len(tokens)) // _CLEAR_EVERY
+        ):
+            mx.clear_cache()
         return RoundEvent(
             tokens=tuple(tokens),
             drafted=len(drafted),

@@ -129,7 +129,7 @@ class DraftModelDrafter:
 
         The last one is run again in any case: its row gives the first draft.
         """
-        cached = [*self._known, *self._block.tokens][: self._cache.seq_len]
+        cached = [*self._known, *self._block.tokens][: self._cache.shortest]
         self._cache.rewind(min(common_length(cached, history), len(history) - 1))
 
 
