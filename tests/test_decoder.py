@@ -29,9 +29,7 @@ def test_forms_of_forward_agree() -> None:
 
 def test_prefill_gives_the_last_row_whatever_the_chunks() -> None:
     decoder = tiny_decoder()
-    expected, hidden = decoder.forward_batch_with_hidden(
-        TOKENS, 0, decoder.new_cache()
-    )
+    expected, hidden = decoder.forward_batch_with_hidden(TOKENS, 0, decoder.new_cache())
     for step in (1, 3, 8, 100):
         cache = decoder.new_cache()
         row, last = decoder.prefill(TOKENS, 0, cache, step)
@@ -80,7 +78,7 @@ def test_no_tokens_and_too_many_are_refused() -> None:
     with pytest.raises(SpecError, match="no tokens"):
         decoder.forward_batch([], 0, decoder.new_cache())
     cache = decoder.new_cache()
-    with pytest.raises(CapacityError, match="8 tokens are longer than .* context of 4"):
+    with pytest.raises(CapacityError, match=r"8 tokens .* context of 4"):
         decoder.forward_batch(TOKENS, 0, cache)
     assert cache.seq_len == 0
 

@@ -6,13 +6,16 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
+from textual.content import Content
 from textual.message import Message
 from textual.widgets import Markdown, Static, TextArea
 from textual.widgets.markdown import MarkdownStream
 
 from mlx_spec_app.figures import NONE, Figures, decimal, megabytes, percent
 
-_BAR_WIDTH = 14
+_WIDTH = 26
+_BAR_WIDTH = 18
+_DIM = "$text-muted"
 _LEVELS = " ▁▂▃▄▅▆▇█"
 
 
@@ -115,7 +118,7 @@ class FiguresPanel(Static):
 
     def show(self, figures: Figures | None, drafter: str) -> None:
         """Show figures; None before the first answer."""
-        self.update("\n".join(panel_lines(figures, drafter)))
+        self.update(Content("\n").join(panel_lines(figures, drafter)))
 
 
 class FiguresStrip(Static):
@@ -129,22 +132,22 @@ class FiguresStrip(Static):
         self.update(strip_line(figures, drafter))
 
 
-def panel_lines(figures: Figures | None, drafter: str) -> list[str]:
+def panel_lines(figures: Figures | None, drafter: str) -> list[Content]:
     """Lay the figures out in lines of 26 columns."""
+    blank = Content("")
     if figures is None:
-        return [_row("drafter", drafter), "", "figures appear with", "the first answer"]
-    bars = [
-        f"{position:>2} {_bar(rate)} {percent(rate):>4}"
-        for position, rate in enumerate(figures.accept_rate_per_position, start=1)
-    ]
+        hint = "figures appear with\nthe first answer"
+        return [_row("drafter", drafter), blank, Content.styled(hint, _DIM)]
+    rates = figures.accept_rate_per_position
+    bars = [_bar(position, rate) for position, rate in enumerate(rates, start=1)]
     return [
         _row("speed", f"{figures.generation_tps:.1f} tok/s"),
         _row("acceptance length", decimal(figures.acceptance_length)),
         _row("accept rate", percent(figures.accept_rate)),
-        "",
-        "accept rate by position",
-        *(bars or [f" {NONE} nothing drafted yet"]),
-        "",
+        blank,
+        Content.styled("accept rate by position", _DIM),
+        *(bars or [Content(f" {NONE} nothing drafted yet")]),
+        blank,
         _row("drafter", drafter),
         _row("answer", f"{figures.generation_tokens} tokens"),
         _row("prompt", f"{figures.prompt_tokens} tokens"),
@@ -168,10 +171,15 @@ def strip_line(figures: Figures | None, drafter: str) -> str:
     )
 
 
-def _row(name: str, value: str) -> str:
-    return f"{name}{value:>{26 - len(name)}}"
+def _row(name: str, value: str) -> Content:
+    return Content.assemble((name, _DIM), f"{value:>{_WIDTH - len(name)}}")
 
 
-def _bar(rate: float | None) -> str:
+def _bar(position: int, rate: float | None) -> Content:
     filled = round((rate or 0) * _BAR_WIDTH)
-    return ("█" * filled).ljust(_BAR_WIDTH, "░")
+    return Content.assemble(
+        f"{position:>2} ",
+        ("━" * filled, "$accent"),
+        ("─" * (_BAR_WIDTH - filled), "$text-disabled"),
+        f" {percent(rate):>4}",
+    )

@@ -1,0 +1,149 @@
+"""Draft blocks and distributions, and the draft model's cache."""
+
+import mlx.core as mx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlx_spec import (
+    DraftBlock,
+    DraftDist,
+    DraftModelDrafter,
+    SamplingParams,
+    SpecError,
+    sampling_distribution,
+)
+from tests.fakes import Pair, tiny_decoder
+
+
+def test_deterministic_is_a_point_mass() -> None:
+    dist = DraftDist.deterministic(3)
+    assert dist.support == ((3, 1.0),)
+    assert (dist.prob(3), dist.prob(4)) == (1.0, 0.0)
+    assert dist.is_deterministic
+
+
+def test_dense_and_support_forms_agree() -> None:
+    dense = DraftDist.from_dense([0.0, 0.25, 0.0, 0.75])
+    support = DraftDist.from_support([(1, 0.25), (3, 0.75)])
+    mapping = DraftDist.from_support({1: 0.25, 3: 0.75, 0: 0.0})
+    array = DraftDist.from_dense(mx.array([0.0, 0.25, 0.0, 0.75]))
+    assert dense.support == support.support == mapping.support == array.support
+    assert not dense.is_deterministic
+
+
+@pytest.mark.parametrize("bad", [[0.5, 0.2], [1.5, -0.5], [0.0, 0.0]])
+def test_what_is_no_distribution_is_refused(bad: list[float]) -> None:
+    with pytest.raises(SpecError, match="sum to"):
+        DraftDist.from_dense(bad)
+
+
+def test_blocks_pair_tokens_with_distributions() -> None:
+    dists = [DraftDist.deterministic(1), DraftDist.from_dense([0.5, 0.5])]
+    block = DraftBlock.new([1, 0], dists)
+    assert block.tokens == [1, 0]
+    assert block.dists == dists
+    assert len(block) == 2
+    assert len(DraftBlock.empty()) == 0
+    assert DraftBlock.empty().tokens == []
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_unequal_lengths_are_refused(count: int) -> None:
+    with pytest.raises(SpecError, match="2 draft tokens"):
+        DraftBlock.new([1, 2], [DraftDist.deterministic(1)] * count)
+
+
+def test_truncate_shortens_everything() -> None:
+    block = DraftBlock.deterministic([4, 5, 6])
+    assert block.truncate(2) is block
+    assert block.tokens == [4, 5]
+    assert [d.support for d in block.dists] == [((4, 1.0),), ((5, 1.0),)]
+    assert block.token_array.tolist() == [4, 5]
+    assert block.truncate(9).tokens == [4, 5]
+
+
+def test_blocks_on_the_device_read_like_any_other() -> None:
+    q = mx.array([[0.25, 0.75], [1.0, 0.0]])
+    block = DraftBlock.on_device(mx.array([1, 0], mx.int32), q)
+    assert block.tokens == [1, 0]
+    assert block.dists[0].prob(1) == 0.75
+    padded = block.q_rows(4)
+    assert padded is not None
+    assert padded.tolist() == [[0.25, 0.75, 0, 0], [1, 0, 0, 0]]
+    point = DraftBlock.on_device(mx.array([1], mx.int32), None)
+    assert point.q_rows(4) is None
+    assert point.dists[0].support == ((1, 1.0),)
+
+
+def test_q_rows_are_left_out_only_for_point_masses_on_their_tokens() -> None:
+    assert DraftBlock.deterministic([1, 2]).q_rows(4) is None
+    elsewhere = DraftBlock.new([1], [DraftDist.deterministic(2)])
+    rows = elsewhere.q_rows(4)
+    assert rows is not None
+    assert rows.tolist() == [[0, 0, 1, 0]]
+
+
+VOCAB = 50
+PARAMS = SamplingParams(temperature=0.9, top_p=0.8, repetition_penalty=1.2)
+
+
+@given(
+    histories=st.lists(
+        st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=25),
+        min_size=1,
+        max_size=6,
+    ),
+    budgets=st.lists(st.integers(1, 6), min_size=6, max_size=6),
+)
+def test_a_draft_model_proposes_as_if_it_had_been_rebuilt(
+    histories: list[list[int]], budgets: list[int]
+) -> None:
+    decoder = DRAFT
+    lasting = DraftModelDrafter(None, Pair(decoder), 6)
+    for history, budget in zip(histories, budgets, strict=False):
+        rebuilt = DraftModelDrafter(None, Pair(decoder), 6)
+        for drafter in (lasting, rebuilt):
+            drafter.follow(PARAMS, 7, False)
+        found = lasting.propose(history, None, budget)
+        expected = rebuilt.propose(history, None, budget)
+        assert found.tokens == expected.tokens
+
+
+DRAFT = tiny_decoder(VOCAB, seed=6)
+
+
+@given(rounds=st.lists(st.integers(0, 4), min_size=1, max_size=8))
+def test_a_draft_model_stays_in_step_through_rounds(rounds: list[int]) -> None:
+    lasting = DraftModelDrafter(None, Pair(DRAFT), 4)
+    history = [1, 2, 3]
+    for accepted in rounds:
+        block = lasting.propose(history, None, 4)
+        fresh = DraftModelDrafter(None, Pair(DRAFT), 4).propose(history, None, 4)
+        assert block.tokens == fresh.tokens
+        history = [*history, *block.tokens[:accepted], 40 + len(history) % 10]
+
+
+def test_q_is_what_the_draft_model_really_drew_from() -> None:
+    drafter = DraftModelDrafter(None, Pair(DRAFT), 4)
+    drafter.follow(PARAMS, 3, False)
+    history = [1, 2, 3, 4]
+    block = drafter.propose(history, None, 4)
+    q = block.q_rows(VOCAB)
+    assert q is not None
+    tokens = [*history]
+    for token, row in zip(block.tokens, q, strict=True):
+        logits = DRAFT.forward_batch(tokens, 0, DRAFT.new_cache())[-1]
+        expected = sampling_distribution(logits, PARAMS, tokens)
+        assert mx.allclose(row, expected, atol=1e-5)
+        assert row[token].item() > 0
+        tokens.append(token)
+
+
+def test_a_draft_model_stops_at_the_end_of_its_context() -> None:
+    decoder = tiny_decoder(VOCAB)
+    decoder.config = decoder.config.replace(max_position_embeddings=10)
+    drafter = DraftModelDrafter(None, Pair(decoder), 4)
+    assert len(drafter.propose(list(range(7)), None, 4)) == 3
+    assert len(drafter.propose(list(range(10)), None, 4)) == 0
+    assert len(drafter.propose(list(range(20)), None, 4)) == 0
