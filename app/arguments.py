@@ -1,6 +1,8 @@
 """The flags that ``chat`` and ``generate`` share, named as mlx-lm names them."""
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from mlx_spec.errors import SpecError
 from mlx_spec_app.errors import UsageError
@@ -91,42 +93,68 @@ def add_generation_arguments(parser: argparse.ArgumentParser, max_tokens: int) -
     )
 
 
-def request_from(args: argparse.Namespace) -> Request:
-    """Check the flags and put them together.
+def load_request_from(args: argparse.Namespace) -> LoadRequest:
+    """Check what ``add_model_arguments`` declared and put it together.
 
     Raises:
-        UsageError: If a value, or two together, cannot be used.
+        UsageError: If no model is given, or two settings contradict.
     """
+    from mlx_spec.loading import check_drafter
+
+    model = args.model_name or args.model
+    if not model:
+        raise UsageError("no model is given", "name a folder or repository: --model")
+    with usage_errors():
+        check_drafter(args.drafter, args.draft_model, args.num_draft_tokens)
+    return LoadRequest(
+        model=model,
+        drafter=args.drafter,
+        draft_model=args.draft_model,
+        num_draft_tokens=args.num_draft_tokens,
+        dtype=args.dtype,
+        kv_bits=args.kv_bits,
+        extra_eos_tokens=tuple(args.extra_eos_token),
+    )
+
+
+def check_positive(args: argparse.Namespace, *names: str) -> None:
+    """Check that flags hold 1 or more.
+
+    Raises:
+        UsageError: Naming the first that does not.
+    """
+    for name in names:
+        if getattr(args, name) < 1:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} is {getattr(args, name)}", "use 1 or more")
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Turn what the library says of a setting into an error of usage."""
     try:
-        return _request_from(args)
+        yield
     except SpecError as error:
         raise UsageError(error.message, error.hint) from error
 
 
-def _request_from(args: argparse.Namespace) -> Request:
-    from mlx_spec.loading import check_drafter
+def request_from(args: argparse.Namespace) -> Request:
+    """Check all flags and put them together.
+
+    Raises:
+        UsageError: If a value, or two together, cannot be used.
+    """
+    check_positive(args, "max_tokens", "prefill_step_size")
+    load = load_request_from(args)
+    with usage_errors():
+        return _request_from(args, load)
+
+
+def _request_from(args: argparse.Namespace, load: LoadRequest) -> Request:
     from mlx_spec.sampling import SamplingParams
 
-    model = args.model_name or args.model
-    if not model:
-        raise SpecError("no model is given", "name a folder or repository: --model")
-    if args.max_tokens < 1:
-        raise SpecError(f"--max-tokens is {args.max_tokens}", "use 1 or more")
-    if args.prefill_step_size < 1:
-        raise SpecError(
-            f"--prefill-step-size is {args.prefill_step_size}", "use 1 or more"
-        )
-    check_drafter(args.drafter, args.draft_model, args.num_draft_tokens)
     return Request(
-        load=LoadRequest(
-            model=model,
-            drafter=args.drafter,
-            draft_model=args.draft_model,
-            num_draft_tokens=args.num_draft_tokens,
-            dtype=args.dtype,
-            kv_bits=args.kv_bits,
-            extra_eos_tokens=tuple(args.extra_eos_token),
-        ),
+        load=load,
         sampling=SamplingParams(
             temperature=args.temp,
             top_p=args.top_p,

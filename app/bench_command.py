@@ -6,12 +6,17 @@ import platform
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mlx_spec_app.arguments import add_model_arguments
-from mlx_spec_app.errors import UsageError
-from mlx_spec_app.request import LoadRequest
+from mlx_spec_app.arguments import (
+    add_model_arguments,
+    check_positive,
+    load_request_from,
+    usage_errors,
+)
 
 if TYPE_CHECKING:
     from mlx_spec.bench import Row
+    from mlx_spec.loading import LoadedModel
+    from mlx_spec.sampling import SamplingParams
     from mlx_spec_app.backend import Backend
 
 SUITES = ("speed", "mlx-lm", "overhead", "prefill", "cache", "lookup")
@@ -38,15 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, backend: "Backend") -> int:
     """Measure and print; return the exit code."""
-    name = args.model_name or args.model
-    if not name:
-        raise UsageError("no model is given", "name a folder or repository: --model")
-    for flag in ("prompt_tokens", "generation_tokens", "num_trials"):
-        if getattr(args, flag) < 1:
-            raise UsageError(
-                f"--{flag.replace('_', '-')} is {getattr(args, flag)}", "use 1 or more"
-            )
-    results = {suite: rows for suite, rows in _measure(args, name, backend).items()}
+    from mlx_spec.sampling import SamplingParams
+
+    check_positive(args, "prompt_tokens", "generation_tokens", "num_trials")
+    request = load_request_from(args)
+    with usage_errors():
+        sampling = SamplingParams(temperature=args.temp, top_p=args.top_p)
+    results = _measure(args, backend.load(request), sampling)
     machine = _machine()
     if args.json:
         print(json.dumps({"machine": machine, **results}, indent=2))
@@ -59,27 +62,15 @@ def run(args: argparse.Namespace, backend: "Backend") -> int:
 
 
 def _measure(
-    args: argparse.Namespace, name: str, backend: "Backend"
+    args: argparse.Namespace, model: "LoadedModel", sampling: "SamplingParams"
 ) -> "dict[str, list[Row]]":
     from mlx_spec import bench
     from mlx_spec.sampling import SamplingParams
 
-    request = LoadRequest(
-        model=name,
-        drafter=args.drafter,
-        draft_model=args.draft_model,
-        num_draft_tokens=args.num_draft_tokens,
-        dtype=args.dtype,
-        kv_bits=args.kv_bits,
-    )
-    model = backend.load(request)
     settings = bench.BenchSettings(
         args.generation_tokens, args.prompt_tokens, args.num_trials
     )
-    sampling = SamplingParams(temperature=args.temp, top_p=args.top_p)
-    warm = sampling
-    if sampling.is_greedy:
-        warm = SamplingParams(temperature=0.8, top_p=0.95)
+    warm = SamplingParams(0.8, top_p=0.95) if sampling.is_greedy else sampling
     suites: dict[str, Callable[[], list[Row]]] = {
         "speed": lambda: bench.bench_speed(model, settings, sampling),
         "mlx-lm": lambda: bench.bench_mlx_lm(model, settings),

@@ -66,6 +66,8 @@ class ModelConfig:
 
     router_scoring: RouterScoring = "softmax"
     router_bias: bool = False
+    router_float32: bool = False  # else the router computes in the activations' type
+    router_from_end: bool = False  # which of equal scores wins, as in mlx-lm
     router_correction_bias: bool = False
     norm_topk_prob: bool = False
     routed_scaling_factor: float = 1.0
@@ -95,6 +97,8 @@ class ModelConfig:
         Raises:
             LoadError: If the model_type is unknown or a needed field is missing.
         """
+        # A field that is null says no more than one that is missing.
+        hf = {name: value for name, value in hf.items() if value is not None}
         act = hf.get("hidden_act", "silu")
         if act not in ("silu", "swiglu"):
             raise LoadError(f"hidden_act {act!r} is not supported", "supported: 'silu'")

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import mlx.core as mx
 
@@ -186,12 +186,36 @@ class Decoder:
         """Run T tokens from position ``start_pos`` on; return logits (T, V)."""
         return self.forward(tokens, start_pos, cache).logits
 
+    @overload
     def forward_batch_with_hidden(
         self, tokens: Tokens, start_pos: int, cache: ModelCache
-    ) -> tuple[mx.array, mx.array]:
-        """Run T tokens; return logits (T, V) and final hidden states (T, H)."""
-        logits, hidden, _ = self.forward(tokens, start_pos, cache)
-        return logits, hidden
+    ) -> tuple[mx.array, mx.array]: ...
+
+    @overload
+    def forward_batch_with_hidden(
+        self,
+        tokens: Tokens,
+        start_pos: int,
+        cache: ModelCache,
+        *,
+        taps: Sequence[int],
+    ) -> Forward: ...
+
+    def forward_batch_with_hidden(
+        self,
+        tokens: Tokens,
+        start_pos: int,
+        cache: ModelCache,
+        *,
+        taps: Sequence[int] | None = None,
+    ) -> tuple[mx.array, mx.array] | Forward:
+        """Run T tokens; return logits (T, V) and final hidden states (T, H).
+
+        With ``taps``, layer numbers from 0, the outputs (T, H) of those layers
+        are returned as a third item.
+        """
+        result = self.forward(tokens, start_pos, cache, taps=taps or ())
+        return result if taps is not None else (result.logits, result.hidden)
 
     def prefill(
         self, tokens: Tokens, start_pos: int, cache: ModelCache, step: int = 2048
@@ -238,6 +262,12 @@ class Decoder:
             CapacityError: If the context or the memory does not suffice.
         """
         ids = _as_ids(tokens)
+        unknown = [tap for tap in taps if not 0 <= tap < len(self._layers)]
+        if unknown:
+            raise SpecError(
+                f"there are no layers {unknown} to tap",
+                f"layers are numbered 0 to {len(self._layers) - 1}",
+            )
         hidden, tapped = self._run(ids, start_pos, cache, taps)
         logits = self._head(hidden[-1:] if last_only else hidden)
         if self.config.logits_scaling != 1.0:

@@ -142,7 +142,8 @@ def _qwen2_moe(hf: HfConfig) -> Fields:
 
 
 def _qwen3_moe(hf: HfConfig) -> Fields:
-    return _common(hf, tied=False) | _qwen_experts(hf) | {"qk_norm": "head"}
+    base = _common(hf, tied=False) | _qwen_experts(hf)
+    return base | {"qk_norm": "head", "router_from_end": True}
 
 
 def _olmoe(hf: HfConfig) -> Fields:
@@ -167,6 +168,8 @@ def _granitemoe(hf: HfConfig) -> Fields:
         "num_experts_per_tok": _required(hf, "num_experts_per_tok"),
         "moe_intermediate_size": hf["intermediate_size"],
         "router_scoring": "topk_softmax",
+        "router_float32": True,
+        "router_from_end": True,
         "attention_scale": hf.get("attention_multiplier", 1.0),
         "embedding_multiplier": hf.get("embedding_multiplier", 1.0),
         "residual_multiplier": hf.get("residual_multiplier", 1.0),
@@ -186,8 +189,10 @@ def _glm4_moe(hf: HfConfig) -> Fields:
         "num_shared_experts": hf.get("n_shared_experts") or 0,
         "first_k_dense_replace": hf.get("first_k_dense_replace", 0),
         "router_scoring": "sigmoid",
+        "router_float32": True,
         "router_correction_bias": True,
-        "norm_topk_prob": hf.get("norm_topk_prob", True),
+        "norm_topk_prob": hf.get("norm_topk_prob", True)
+        and hf["num_experts_per_tok"] > 1,
         "routed_scaling_factor": hf.get("routed_scaling_factor", 1.0),
         "n_group": hf.get("n_group", 1),
         "topk_group": hf.get("topk_group", 1),
@@ -207,6 +212,7 @@ def _gpt_oss(hf: HfConfig) -> Fields:
         "moe_intermediate_size": hf["intermediate_size"],
         "router_scoring": "topk_softmax",
         "router_bias": True,
+        "router_from_end": True,
         "expert_bias": True,
         "activation": "swiglu_oai",
     }
@@ -230,6 +236,7 @@ def _ernie4_5_moe(hf: HfConfig) -> Fields:
         "last_moe_layer": max(end) if isinstance(end, list) else end,
         "decoder_sparse_step": hf.get("moe_layer_interval", 1),
         "router_scoring": hf.get("moe_gate_act", "softmax"),
+        "router_float32": True,
         "norm_topk_prob": True,
     }
 

@@ -40,15 +40,17 @@ class Router:
             self._correction = weights.tensor(name, (experts,)).astype(mx.float32)
 
     def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
-        """Return experts (1, T, k) and their float32 weights (1, T, k)."""
+        """Return experts (1, T, k) and their weights (1, T, k)."""
         config = self._config
         logits = self._gate(x)
+        if config.router_float32:
+            logits = logits.astype(mx.float32)
         scores = _scores(logits, config.router_scoring)
         chosen = self._choose(scores)
         weights = mx.take_along_axis(scores, chosen, axis=-1)
         if config.router_scoring == "topk_softmax":
             weights = mx.softmax(weights, axis=-1, precise=True)
-        elif config.norm_topk_prob and config.num_experts_per_tok > 1:
+        elif config.norm_topk_prob:
             weights = weights / weights.sum(axis=-1, keepdims=True)
         if config.routed_scaling_factor != 1.0:
             weights = weights * config.routed_scaling_factor
@@ -60,6 +62,8 @@ class Router:
         if self._config.n_group > 1:
             scores = self._mask_groups(scores)
         k = self._config.num_experts_per_tok
+        if self._config.router_from_end:
+            return mx.argpartition(scores, kth=-k, axis=-1)[..., -k:]
         return mx.argpartition(-scores, kth=k - 1, axis=-1)[..., :k]
 
     def _mask_groups(self, scores: mx.array) -> mx.array:
@@ -76,11 +80,11 @@ class Router:
 def _scores(logits: mx.array, scoring: str) -> mx.array:
     match scoring:
         case "softmax":
-            return mx.softmax(logits.astype(mx.float32), axis=-1)
+            return mx.softmax(logits, axis=-1, precise=True)
         case "sigmoid":
-            return mx.sigmoid(logits.astype(mx.float32))
+            return mx.sigmoid(logits)
         case _:
-            return logits.astype(mx.float32)
+            return logits
 
 
 class MixtureOfExperts:

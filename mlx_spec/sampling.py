@@ -20,7 +20,7 @@ from mlx_spec.errors import SpecError
 _NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How a token is chosen from logits; names and meaning as in mlx-lm.
 

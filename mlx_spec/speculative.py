@@ -33,7 +33,7 @@ _CLEAR_EVERY = 256  # tokens; freed buffers of outgrown caches go back to the sy
 Rule = Literal["rejection", "coupled"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SpeculativeOptions:
     """What a run generates, and how.
 

@@ -115,4 +115,4 @@ def _index_at(weights: mx.array, uniform: mx.array) -> mx.array:
     """Invert the cumulative weights (V,) at ``uniform`` in [0, 1); () int32."""
     cumulative = mx.cumsum(weights)
     reached = (cumulative > uniform * cumulative[-1]) & (weights > 0)
-    return mx.argmax(reached).astype(mx.int32)
+    return mx.argmax(reached.astype(mx.int32)).astype(mx.int32)

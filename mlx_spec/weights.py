@@ -109,16 +109,19 @@ class CheckpointWeights:
                 f"{self._source} has no tensor {name!r}",
                 "the checkpoint is incomplete, or its config.json is of another model",
             )
-        return self._cast(self._tensors.pop(name))
-
-    def _take_optional(self, name: str) -> mx.array | None:
-        return self._take(name) if name in self._tensors else None
-
-    def _cast(self, value: mx.array) -> mx.array:
-        if self._dtype is not None and mx.issubdtype(value.dtype, mx.floating):
+        value = self._tensors.pop(name)
+        is_exempt = name.endswith("e_score_correction_bias")  # stays float32
+        if (
+            self._dtype is not None
+            and mx.issubdtype(value.dtype, mx.floating)
+            and not is_exempt
+        ):
             value = value.astype(self._dtype)
         self.arrays.append(value)
         return value
+
+    def _take_optional(self, name: str) -> mx.array | None:
+        return self._take(name) if name in self._tensors else None
 
     def _expect(self, name: str, found: Shape, shape: Shape) -> None:
         if found != shape:

@@ -9,17 +9,14 @@ import pytest
 from mlx_spec import LoadedModel, PromptLookupDrafter, SamplingParams, bench, load
 from mlx_spec.bench import BenchSettings
 from mlx_spec_app.cli import main
-from tests.checkpoints import write_checkpoint, write_tokenizer
+from tests.checkpoints import write_text_checkpoint
 
 SETTINGS = BenchSettings(generation_tokens=12, prompt_tokens=40, num_trials=1)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bench") / "model"
-    write_checkpoint(folder, "qwen3_moe", overrides={"vocab_size": 300})
-    write_tokenizer(folder, 300)
-    return folder
+    return write_text_checkpoint(tmp_path_factory.mktemp("bench") / "model")
 
 
 @pytest.fixture(scope="module")

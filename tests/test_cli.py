@@ -13,7 +13,7 @@ from mlx_spec_app.cli import COMMANDS, main
 from mlx_spec_app.request import LoadRequest, Request
 from mlx_spec_app.settings import VARIABLES, flags_from
 from tests.app.fakes import FakeBackend, broken
-from tests.checkpoints import write_checkpoint, write_tokenizer
+from tests.checkpoints import write_text_checkpoint
 
 
 class Pipe(io.TextIOWrapper):
@@ -382,10 +382,7 @@ def test_help_loads_nothing_heavy(words: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("cli") / "model"
-    write_checkpoint(folder, "qwen3_moe", overrides={"vocab_size": 300})
-    write_tokenizer(folder, 300)
-    return folder
+    return write_text_checkpoint(tmp_path_factory.mktemp("cli") / "model")
 
 
 def command(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

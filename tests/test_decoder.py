@@ -51,7 +51,13 @@ def test_taps_are_the_outputs_of_the_layers_asked_for() -> None:
     assert plain.taps == ()
     tapped = decoder.forward(TOKENS, 0, decoder.new_cache(), taps=(1, 0))
     assert mx.array_equal(tapped.logits, plain.logits)
+    _, _, both = decoder.forward_batch_with_hidden(
+        TOKENS, 0, decoder.new_cache(), taps=(1, 0)
+    )
     last, first = tapped.taps
+    assert mx.array_equal(both[0], last)
+    with pytest.raises(SpecError, match=r"no layers \[2\] to tap"):
+        decoder.forward(TOKENS, 0, decoder.new_cache(), taps=(0, 2))
     assert first.shape == last.shape == (8, 16)
     # The last layer's output, normalised, is the final hidden state (weights are 1).
     normed = mx.fast.rms_norm(last, mx.ones(16), decoder.config.rms_norm_eps)

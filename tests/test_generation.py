@@ -18,7 +18,7 @@ from mlx_spec import (
     stream_generate,
 )
 from mlx_spec.generation import GenerationResponse, _StopText, encode_prompt
-from tests.checkpoints import write_checkpoint, write_tokenizer
+from tests.checkpoints import write_text_checkpoint
 
 PROMPT = "abcabcabc"
 DRAFTERS = ["none", "lookup", "model"]
@@ -26,10 +26,7 @@ DRAFTERS = ["none", "lookup", "model"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("generation") / "model"
-    write_checkpoint(folder, "qwen3_moe", overrides={"vocab_size": 300})
-    write_tokenizer(folder, 300)
-    return folder
+    return write_text_checkpoint(tmp_path_factory.mktemp("generation") / "model")
 
 
 @pytest.fixture(scope="module")

@@ -17,17 +17,14 @@ from mlx_spec import (
 )
 from mlx_spec.drafters.model import check_vocabularies
 from mlx_spec.loading import load_decoder, make_drafter, resolve_folder
-from tests.checkpoints import write_checkpoint, write_tokenizer
+from tests.checkpoints import write_checkpoint, write_text_checkpoint, write_tokenizer
 
 VOCAB = 300
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("loading") / "model"
-    write_checkpoint(folder, "qwen3_moe", overrides={"vocab_size": VOCAB})
-    write_tokenizer(folder, VOCAB)
-    return folder
+    return write_text_checkpoint(tmp_path_factory.mktemp("loading") / "model")
 
 
 @pytest.fixture

@@ -93,10 +93,10 @@ def test_copying_is_mostly_accepted(model: LoadedModel) -> None:
     )[-1]
     rate = last.stats.accept_rate()
     assert rate is not None
-    assert rate > 0.7
+    assert rate > 0.5
     length = last.stats.acceptance_length()
     assert length is not None
-    assert length > 2.5
+    assert length > 2
 
 
 def test_a_draft_model_drafts_for_another_form_of_itself(

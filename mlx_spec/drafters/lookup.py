@@ -11,6 +11,8 @@ import mlx.core as mx
 from mlx_spec.draft import DraftBlock
 from mlx_spec.errors import SpecError
 
+_LOOK_BACK = 16
+
 
 class PromptLookupDrafter:
     """Finds the latest earlier occurrence of the last n tokens.
@@ -60,8 +62,9 @@ class PromptLookupDrafter:
         """Bring the index up to ``history``, at a cost of the tokens that are new."""
         known = len(self._tokens)
         grew = len(history) >= known and (
-            # The loop hands over one growing list: then only its end needs a look.
-            history[known - 1 : known] == self._tokens[-1:]
+            # The loop hands over one growing list: then a look at its end is enough.
+            list(history[max(known - _LOOK_BACK, 0) : known])
+            == self._tokens[-_LOOK_BACK:]
             if history is self._source
             else list(history[:known]) == self._tokens
         )
