@@ -146,7 +146,6 @@ def processed_logits(
         scores = _penalised(scores, params, contexts)
     if params.is_greedy:
         return scores
-    scores = scores - mx.logsumexp(scores, axis=-1, keepdims=True)
     if params.top_p < 1:
         scores = _keep_top_p(scores, params.top_p)
     if params.min_p > 0:
@@ -178,13 +177,13 @@ def _penalised(
 
 
 def _keep_top_p(scores: mx.array, top_p: float) -> mx.array:
-    ascending = mx.sort(scores, axis=-1)
-    probabilities = mx.exp(ascending)
-    above = mx.cumsum(probabilities, axis=-1, reverse=True, inclusive=False)
-    total = above[..., :1] + probabilities[..., :1]
+    probabilities = mx.softmax(scores, axis=-1)
+    ascending = mx.sort(probabilities, axis=-1)
+    above = mx.cumsum(ascending, axis=-1, reverse=True, inclusive=False)
+    total = above[..., :1] + ascending[..., :1]
     num_dropped = (above >= top_p * total).sum(axis=-1, keepdims=True)
     threshold = mx.take_along_axis(ascending, num_dropped, axis=-1)
-    return mx.where(scores < threshold, -mx.inf, scores)
+    return mx.where(probabilities < threshold, -mx.inf, scores)
 
 
 def _keep_top_k(scores: mx.array, top_k: int) -> mx.array:

@@ -180,24 +180,31 @@ def _plain_rounds(
     """Rounds without drafts; the next forward is under way while a token is read."""
     start = cache.seq_len
     row, _ = target.prefill(prompt, start, cache, run.options.prefill_step)
-    logits = row[None]
-    verdict = run.decide(logits, DraftBlock.empty())
+    logits, nothing = row[None], DraftBlock.empty()
+    verdict = run.decide(logits, nothing)
     is_prefill = True
     while True:
         held = cache.seq_len
         current_logits, current = logits, verdict
         if run.remaining > 1:
-            token = current.next_token[None]
+            token = current[1:]
             logits, _ = target.forward_batch_with_hidden(token, held, cache)
-            verdict = run.decide(logits, DraftBlock.empty(), pending=token)
-            mx.async_eval(verdict.next_token)
-        event = run.settle(current_logits, DraftBlock.empty(), current)
+            verdict = run.decide(logits, nothing, pending=token)
+            # The current verdict first: reading it must not wait for the next one.
+            mx.async_eval(current, verdict)
+        event = run.settle(current_logits, nothing, current)
         cache.truncate(held)
         yield replace(event, is_prefill=is_prefill)
         if run.finish_reason is not None:
             return
         cache.reveal(held + 1)
         is_prefill = False
+
+
+def _packed(verdict: Verdict, block: DraftBlock) -> mx.array:
+    """One small array of all that the host needs to know of a round."""
+    parts = [verdict.num_accepted[None], verdict.next_token[None]]
+    return mx.concatenate([*parts, block.token_array])
 
 
 class _Run:
@@ -244,13 +251,15 @@ class _Run:
 
     def decide(
         self, logits: mx.array, block: DraftBlock, pending: mx.array | None = None
-    ) -> Verdict:
+    ) -> mx.array:
         """Judge a block by the target's rows, on the device.
 
         Args:
             logits: (K + 1, V).
             block: K drafted tokens.
             pending: (1,) a committed token that the host has not read yet.
+        Returns:
+            (2 + K,) int32: number accepted, next token, drafted tokens.
         """
         options, sampling = self.options, self.options.sampling
         ahead = 0 if pending is None else 1
@@ -263,21 +272,20 @@ class _Run:
             if not sampling.is_greedy:
                 scores = scores + self._noise(logits.shape, ahead)
             samples = mx.argmax(scores, axis=-1).astype(mx.int32)
-            return match_block(samples, block.token_array)
-        p = distribution_rows(logits, sampling, contexts)
-        q = block.q_rows(logits.shape[-1])
-        accept = self._draws(Purpose.ACCEPT, len(block), ahead)
-        chosen = self._draws(Purpose.NEXT, len(block) + 1, ahead)
-        return verify_block(p, block.token_array, q, accept, chosen)
+            verdict = match_block(samples, block.token_array)
+        else:
+            p = distribution_rows(logits, sampling, contexts)
+            q = block.q_rows(logits.shape[-1])
+            accept = self._draws(Purpose.ACCEPT, len(block), ahead)
+            chosen = self._draws(Purpose.NEXT, len(block) + 1, ahead)
+            verdict = verify_block(p, block.token_array, q, accept, chosen)
+        return _packed(verdict, block)
 
     def settle(
-        self, logits: mx.array, block: DraftBlock, verdict: Verdict
+        self, logits: mx.array, block: DraftBlock, verdict: mx.array
     ) -> RoundEvent:
         """Read the verdict (the round's one wait for the device) and commit."""
-        parts = [verdict.num_accepted[None], verdict.next_token[None]]
-        if len(block):
-            parts.append(block.token_array)
-        values: list[int] = mx.concatenate(parts).tolist()  # type: ignore[assignment]
+        values: list[int] = verdict.tolist()  # type: ignore[assignment]
         num_accepted, next_token, *drafted = values
         block.resolve(drafted)
         tokens = self._commit([*drafted[:num_accepted], next_token])

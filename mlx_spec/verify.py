@@ -102,6 +102,8 @@ def match_block(samples: mx.array, draft_tokens: mx.array) -> Verdict:
         samples: (K + 1,) int32, the target's own choice for each row.
         draft_tokens: (K,) int32.
     """
+    if draft_tokens.size == 0:
+        return Verdict(mx.array(0, mx.int32), samples[0])
     num_accepted = _leading(samples[: draft_tokens.size] == draft_tokens)
     return Verdict(num_accepted, samples[num_accepted])
 
