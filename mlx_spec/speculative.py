@@ -222,7 +222,7 @@ class _Run:
         self.remaining = options.max_new_tokens
         self._history = history
         self._max_rollback = cache.max_rollback
-        self._num_given = len(history)
+        self._num_given = self._cleared_at = len(history)
         self._sampler = Sampler(options.seed)
         # The history may lack the context; positions are absolute all the same.
         self._unseen = num_unseen
@@ -289,11 +289,9 @@ class _Run:
         num_accepted, next_token, *drafted = values
         block.resolve(drafted)
         tokens = self._commit([*drafted[:num_accepted], next_token])
-        if (
-            self.remaining // _CLEAR_EVERY
-            != (self.remaining + len(tokens)) // _CLEAR_EVERY
-        ):
+        if len(self._history) - self._cleared_at >= _CLEAR_EVERY:
             mx.clear_cache()
+            self._cleared_at = len(self._history)
         return RoundEvent(
             tokens=tuple(tokens),
             drafted=len(drafted),

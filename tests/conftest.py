@@ -31,9 +31,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 @pytest.fixture(scope="session")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Build the real checkpoint in one of its forms, once for all workers."""
-    root = Path(os.environ.get("MLX_SPEC_TEST_MODELS", ""))
-    if not root.is_dir():
-        root = tmp_path_factory.getbasetemp().parent
+    kept = os.environ.get("MLX_SPEC_TEST_MODELS")
+    root = Path(kept) if kept else tmp_path_factory.getbasetemp().parent
 
     def folder(form: str) -> Path:
         return build(root / f"smollm2-{form}", form)  # type: ignore[arg-type]

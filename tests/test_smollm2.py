@@ -66,7 +66,8 @@ def model(smollm2: Build) -> LoadedModel:
 
 PROMPTS = {
     "prose": "Write two sentences about the sea.",
-    "copy": f"Repeat this text exactly:\n\n{TEXT}",
+    "copy": "Repeat this sentence exactly: The lighthouse stood on the northern cliff "
+    "above the cold grey sea.",
 }
 
 
@@ -84,7 +85,7 @@ def test_greedy_text_equals_plain_decoding(
         rule=rule,  # type: ignore[arg-type]
     )
     assert drafted == plain
-    assert len(plain) > 60
+    assert len(plain) > 40
 
 
 def test_copying_is_mostly_accepted(model: LoadedModel) -> None:
@@ -93,10 +94,10 @@ def test_copying_is_mostly_accepted(model: LoadedModel) -> None:
     )[-1]
     rate = last.stats.accept_rate()
     assert rate is not None
-    assert rate > 0.5
+    assert rate > 0.8
     length = last.stats.acceptance_length()
     assert length is not None
-    assert length > 2
+    assert length > 3
 
 
 def test_a_draft_model_drafts_for_another_form_of_itself(
