@@ -230,7 +230,7 @@ class Decoder:
         Returns:
             Logits (V,) and hidden state (H,) of the last position.
         """
-        ids = _as_ids(tokens)
+        ids = self._as_ids(tokens)
         last = (ids.size - 1) // step * step
         for begin in range(0, last, step):
             self._run(ids[begin : begin + step], start_pos + begin, cache, ())
@@ -252,7 +252,8 @@ class Decoder:
         """Run T tokens from position ``start_pos`` on and append them to the cache.
 
         Args:
-            tokens: T ids, a sequence or an integer array (T,).
+            tokens: T ids: a sequence, which is checked, or an integer array (T,), which
+                is not, since that would have to wait for the device.
             start_pos: Position of the first; equals the cache's length.
             cache: This model's cache.
             taps: Layers whose output is wanted, 0-based.
@@ -261,7 +262,7 @@ class Decoder:
             SpecError: If start_pos is not the cache's length, or no token is given.
             CapacityError: If the context or the memory does not suffice.
         """
-        ids = _as_ids(tokens)
+        ids = self._as_ids(tokens)
         unknown = [tap for tap in taps if not 0 <= tap < len(self._layers)]
         if unknown:
             raise SpecError(
@@ -273,6 +274,17 @@ class Decoder:
         if self.config.logits_scaling != 1.0:
             logits = logits / self.config.logits_scaling
         return Forward(logits, hidden, tapped)
+
+    def _as_ids(self, tokens: Tokens) -> mx.array:
+        if isinstance(tokens, mx.array):
+            return tokens
+        for token in (min(tokens, default=0), max(tokens, default=0)):
+            if not 0 <= token < self.vocab_size:
+                raise SpecError(
+                    f"there is no token {token}",
+                    f"the model has tokens 0 to {self.vocab_size - 1}",
+                )
+        return mx.array(list(tokens), mx.int32)
 
     def _run(
         self, ids: mx.array, start_pos: int, cache: ModelCache, taps: Sequence[int]
@@ -309,12 +321,6 @@ class Decoder:
                 "shorten the prompt or start a new conversation",
             )
         cache.reserve(end)
-
-
-def _as_ids(tokens: Tokens) -> mx.array:
-    if isinstance(tokens, mx.array):
-        return tokens
-    return mx.array(list(tokens), mx.int32)
 
 
 def _kv_group_size(config: ModelConfig, kv_bits: int | None) -> int | None:

@@ -154,6 +154,8 @@ class DraftBlock:
         """Return q (K, vocab_size) float32, or None if all are point masses."""
         if self._q is not None:
             missing = vocab_size - self._q.shape[-1]
+            if missing < 0:
+                raise _too_many_tokens(self._q.shape[-1] - 1, vocab_size)
             return mx.pad(self._q, [(0, 0), (0, missing)]) if missing > 0 else self._q
         if self._dists is None or all(
             dist.is_deterministic and dist.prob(token) > 0
@@ -163,8 +165,28 @@ class DraftBlock:
         dense = np.zeros((len(self), vocab_size), np.float32)
         for row, dist in zip(dense, self._dists, strict=True):
             for token, probability in dist.support:
+                if token >= vocab_size:
+                    raise _too_many_tokens(token, vocab_size)
                 row[token] = probability
         return mx.array(dense)
+
+    def check(self, vocab_size: int) -> None:
+        """Check that the tokens, where they are known here, are the target's.
+
+        Raises:
+            SpecError: If one is not.
+        """
+        for token in self._tokens or ():
+            if not 0 <= token < vocab_size:
+                raise _too_many_tokens(token, vocab_size)
+
+
+def _too_many_tokens(token: int, vocab_size: int) -> SpecError:
+    return SpecError(
+        f"the drafter proposes token {token}, the target has tokens 0 to "
+        f"{vocab_size - 1}",
+        "use a drafter of the target's vocabulary",
+    )
 
 
 class Drafter(Protocol):
@@ -190,12 +212,15 @@ class Drafter(Protocol):
 class SamplingDrafter(Drafter, Protocol):
     """A drafter that draws its tokens, and wants to draw as the target does."""
 
-    def follow(self, sampling: SamplingParams, seed: int, is_coupled: bool) -> None:
+    def follow(
+        self, sampling: SamplingParams, seed: int, is_coupled: bool, vocab_size: int
+    ) -> None:
         """Use the target's sampling settings from now on.
 
         Args:
             sampling: Filters and temperature of the target.
             seed: Seed of the run.
             is_coupled: Whether to draw with the target's own noise.
+            vocab_size: Number of the target's tokens; no other may be proposed.
         """
         ...

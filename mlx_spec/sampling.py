@@ -139,9 +139,11 @@ def processed_logits(
         (M, V) float32, −inf where a token cannot be drawn.
     """
     scores = logits.astype(mx.float32)
-    if params.logit_bias:
-        tokens = mx.array(list(params.logit_bias), mx.int32)
-        scores = scores.at[:, tokens].add(mx.array(list(params.logit_bias.values())))
+    # A drafter may have fewer tokens than the target that a bias or a context is for.
+    bias = {t: v for t, v in params.logit_bias.items() if t < scores.shape[-1]}
+    if bias:
+        tokens = mx.array(list(bias), mx.int32)
+        scores = scores.at[:, tokens].add(mx.array(list(bias.values()), mx.float32))
     if contexts is not None:
         scores = _penalised(scores, params, contexts)
     if params.is_greedy:
@@ -161,7 +163,7 @@ def _penalised(
 ) -> mx.array:
     rows, vocab = scores.shape
     # Padding (−1) is counted in an extra column that is then dropped.
-    slots = mx.where(contexts < 0, vocab, contexts)
+    slots = mx.where((contexts < 0) | (contexts >= vocab), vocab, contexts)
     row_index = mx.arange(rows)[:, None]
     counts = mx.zeros((rows, vocab + 1)).at[row_index, slots].add(1.0)[:, :vocab]
     seen = counts > 0

@@ -140,12 +140,20 @@ def speculative_stream(
             f"{options.start_pos}",
             "pass every token that the cache holds, or none",
         )
+    foreign = [t for t in options.sampling.logit_bias if t >= target.vocab_size]
+    if foreign:
+        raise SpecError(
+            f"logit_bias names token {foreign[0]}, the model has tokens 0 to "
+            f"{target.vocab_size - 1}"
+        )
     if options.max_new_tokens == 0:
         return iter(())
     if isinstance(drafter, SamplingDrafter):
-        drafter.follow(options.sampling, options.seed, options.rule == "coupled")
+        is_coupled = options.rule == "coupled"
+        size = target.vocab_size
+        drafter.follow(options.sampling, options.seed, is_coupled, size)
     unseen = options.start_pos - len(context)
-    run = _Run(cache, [*context, *prompt], unseen, options)
+    run = _Run(cache, [*context, *prompt], unseen, options, target.vocab_size)
     if drafter is None:
         return _plain_rounds(target, cache, prompt, run)
     return _speculative_rounds(target, cache, prompt, drafter, run)
@@ -216,11 +224,13 @@ class _Run:
         history: list[int],
         num_unseen: int,
         options: SpeculativeOptions,
+        vocab_size: int,
     ) -> None:
         self.options = options
         self.finish_reason: FinishReason | None = None
         self.remaining = options.max_new_tokens
         self._history = history
+        self._vocab_size = vocab_size
         self._max_rollback = cache.max_rollback
         self._num_given = self._cleared_at = len(history)
         self._sampler = Sampler(options.seed)
@@ -242,7 +252,9 @@ class _Run:
         budget = min(limit for limit in limits if limit is not None)
         if budget == 0:
             return DraftBlock.empty()
-        return drafter.propose(self._history, hidden, budget).truncate(budget)
+        block = drafter.propose(self._history, hidden, budget).truncate(budget)
+        block.check(self._vocab_size)
+        return block
 
     def rows(self, block: DraftBlock) -> mx.array:
         """Return the verification batch [anchor, d1 … dK], (K + 1,) int32."""

@@ -1,5 +1,7 @@
 """Draft blocks and distributions, and the draft model's cache."""
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 import pytest
 from hypothesis import given
@@ -11,9 +13,11 @@ from mlx_spec import (
     DraftModelDrafter,
     SamplingParams,
     SpecError,
+    SpeculativeOptions,
     sampling_distribution,
+    speculative_decode,
 )
-from tests.fakes import Pair, tiny_decoder
+from tests.fakes import Pair, RecordingDrafter, tiny_decoder
 
 
 def test_deterministic_is_a_point_mass() -> None:
@@ -104,7 +108,7 @@ def test_a_draft_model_proposes_as_if_it_had_been_rebuilt(
     for history, budget in zip(histories, budgets, strict=False):
         rebuilt = DraftModelDrafter(None, Pair(decoder), 6)
         for drafter in (lasting, rebuilt):
-            drafter.follow(PARAMS, 7, False)
+            drafter.follow(PARAMS, 7, False, VOCAB)
         found = lasting.propose(history, None, budget)
         expected = rebuilt.propose(history, None, budget)
         assert found.tokens == expected.tokens
@@ -126,7 +130,7 @@ def test_a_draft_model_stays_in_step_through_rounds(rounds: list[int]) -> None:
 
 def test_q_is_what_the_draft_model_really_drew_from() -> None:
     drafter = DraftModelDrafter(None, Pair(DRAFT), 4)
-    drafter.follow(PARAMS, 3, False)
+    drafter.follow(PARAMS, 3, False, VOCAB)
     history = [1, 2, 3, 4]
     block = drafter.propose(history, None, 4)
     q = block.q_rows(VOCAB)
@@ -147,3 +151,60 @@ def test_a_draft_model_stops_at_the_end_of_its_context() -> None:
     assert len(drafter.propose(list(range(7)), None, 4)) == 3
     assert len(drafter.propose(list(range(10)), None, 4)) == 0
     assert len(drafter.propose(list(range(20)), None, 4)) == 0
+
+
+BIASED = SamplingParams(
+    temperature=1, frequency_penalty=0.2, logit_bias={40: 3.0}, penalty_context=4
+)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), PARAMS, BIASED])
+@pytest.mark.parametrize("rule", ["rejection", "coupled"])
+@pytest.mark.parametrize("draft_vocab", [30, 64])
+def test_a_draft_model_of_another_size_stays_inside_both_vocabularies(
+    draft_vocab: int, rule: str, params: SamplingParams
+) -> None:
+    target = tiny_decoder(VOCAB)
+    drafter = DraftModelDrafter(None, Pair(tiny_decoder(draft_vocab, seed=8)), 5)
+    options = SpeculativeOptions(60, sampling=params, rule=rule)  # type: ignore[arg-type]
+    prompt = [1, 45, 2, 49] if draft_vocab > VOCAB else [1, 2, 3]
+    plain = speculative_decode(target, prompt, None, options)
+    result = speculative_decode(target, prompt, drafter, options)
+    assert result.tokens_generated == 60
+    if draft_vocab > VOCAB:
+        assert result.drafted_tokens > 0
+    if rule == "coupled" or params.is_greedy:
+        assert result.generated_tokens == plain.generated_tokens
+
+
+def test_tokens_the_target_does_not_have_are_refused() -> None:
+    target = tiny_decoder(VOCAB)
+    for token in (VOCAB, -1):
+        with pytest.raises(SpecError, match=f"no token {token}"):
+            speculative_decode(target, [1, token])
+        with pytest.raises(SpecError, match=f"proposes token {token}"):
+            speculative_decode(target, [1], RecordingDrafter([[token]]))
+    biased = SpeculativeOptions(sampling=SamplingParams(logit_bias={VOCAB: 1.0}))
+    with pytest.raises(SpecError, match="logit_bias names token 50"):
+        speculative_decode(target, [1], None, biased)
+
+
+class WideDrafter:
+    """Draws from more tokens than the target has."""
+
+    def __init__(self, is_on_device: bool) -> None:
+        self._is_on_device = is_on_device
+
+    def propose(
+        self, history: Sequence[int], target_hidden: mx.array | None, max_len: int
+    ) -> DraftBlock:
+        if self._is_on_device:
+            return DraftBlock.on_device(mx.array([1]), mx.ones((1, 60)) / 60)
+        return DraftBlock.new([1], [DraftDist.from_support({1: 0.5, 55: 0.5})])
+
+
+@pytest.mark.parametrize("is_on_device", [True, False])
+def test_a_wider_q_than_the_targets_vocabulary_is_refused(is_on_device: bool) -> None:
+    options = SpeculativeOptions(sampling=SamplingParams(temperature=1))
+    with pytest.raises(SpecError, match="vocabulary"):
+        speculative_decode(tiny_decoder(VOCAB), [1], WideDrafter(is_on_device), options)

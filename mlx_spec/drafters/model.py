@@ -57,10 +57,11 @@ class DraftModelDrafter:
         draft: DraftModel,
         max_draft_len: int = 4,
     ) -> None:
-        self._vocab_size = draft.target.vocab_size
+        self._shared_size = draft.target.vocab_size
         if target_tokenizer is not None and draft.tokenizer is not None:
             shared = check_vocabularies(target_tokenizer, draft.tokenizer)
-            self._vocab_size = min(shared, self._vocab_size)
+            self._shared_size = min(shared, self._shared_size)
+        self._vocab_size = self._shared_size
         self._model = draft.target
         self._cache = self._model.new_cache()
         self._max_draft_len = max_draft_len
@@ -71,8 +72,11 @@ class DraftModelDrafter:
         self._known: list[int] = []
         self._block = DraftBlock.empty()
 
-    def follow(self, sampling: SamplingParams, seed: int, is_coupled: bool) -> None:
+    def follow(
+        self, sampling: SamplingParams, seed: int, is_coupled: bool, vocab_size: int
+    ) -> None:
         """Draw as the target does; with its own noise if ``is_coupled``."""
+        self._vocab_size = min(self._shared_size, vocab_size)
         self._sampling = sampling
         self._sampler = Sampler(seed)
         self._purpose = Purpose.TARGET if is_coupled else Purpose.DRAFT
@@ -88,6 +92,8 @@ class DraftModelDrafter:
             return DraftBlock.empty()
         self._roll_back(history)
         fresh = history[self._cache.seq_len :]
+        if max(fresh) >= self._model.vocab_size:
+            return DraftBlock.empty()  # it has no embedding for what the target wrote
         row, _ = self._model.prefill(fresh, self._cache.seq_len, self._cache)
         tokens: list[mx.array] = []
         rows: list[mx.array] = []
