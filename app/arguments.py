@@ -9,6 +9,15 @@ from mlx_spec_app.errors import UsageError
 from mlx_spec_app.request import LoadRequest, Request
 
 
+def utf8_text(text: str) -> str:
+    """Read the value of a flag that is given to the tokenizer."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError("the text is not UTF-8") from error
+    return text
+
+
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say what to load."""
     model = parser.add_argument_group("model")
@@ -49,6 +58,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument(
         "--extra-eos-token",
         nargs="+",
+        type=utf8_text,
         default=[],
         metavar="TOKEN",
         help="further tokens that end an answer",
@@ -58,7 +68,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 def add_generation_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     """Add the flags that say how to answer."""
     answer = parser.add_argument_group("answer")
-    answer.add_argument("--system-prompt", "-s", metavar="TEXT")
+    answer.add_argument("--system-prompt", "-s", type=utf8_text, metavar="TEXT")
     answer.add_argument(
         "--max-tokens",
         "-m",
@@ -97,17 +107,21 @@ def load_request_from(args: argparse.Namespace) -> LoadRequest:
     """Check what ``add_model_arguments`` declared and put it together.
 
     Raises:
-        UsageError: If no model is given, or two settings contradict.
+        UsageError: If there is not one model, or two settings contradict.
     """
     from mlx_spec.loading import check_drafter
 
-    model = args.model_name or args.model
-    if not model:
+    given = {name for name in (args.model_name, args.model) if name}
+    if len(given) > 1:
+        raise UsageError(
+            f"two models are given: {args.model_name} and {args.model}", "name one"
+        )
+    if not given:
         raise UsageError("no model is given", "name a folder or repository: --model")
     with usage_errors():
         check_drafter(args.drafter, args.draft_model, args.num_draft_tokens)
     return LoadRequest(
-        model=model,
+        model=given.pop(),
         drafter=args.drafter,
         draft_model=args.draft_model,
         num_draft_tokens=args.num_draft_tokens,

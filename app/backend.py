@@ -48,7 +48,7 @@ class LibraryBackend:
             kv_bits=request.kv_bits,
         )
         for token in request.extra_eos_tokens:
-            model.tokenizer.add_eos_token(token)
+            _add_eos_token(model, token)
         return model
 
     def new_conversation(self, model: "LoadedModel") -> "Conversation":
@@ -85,3 +85,14 @@ class LibraryBackend:
             prefill_step_size=request.prefill_step_size,
             conversation=conversation,
         )
+
+
+def _add_eos_token(model: "LoadedModel", token: str) -> None:
+    from mlx_spec.errors import LoadError
+
+    try:
+        model.tokenizer.add_eos_token(token)
+    except ValueError as error:
+        raise LoadError(
+            f"the tokenizer has no token {token!r}", "change --extra-eos-token"
+        ) from error

@@ -9,7 +9,8 @@ from mlx_spec_app.arguments import (
     add_model_arguments,
     request_from,
 )
-from mlx_spec_app.errors import UsageError, report
+from mlx_spec_app.errors import UsageError
+from mlx_spec_app.streams import is_terminal
 
 if TYPE_CHECKING:
     from mlx_spec_app.backend import Backend
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, backend: "Backend") -> int:
     """Run the chat until the user leaves; return the exit code."""
     request = request_from(args)
-    if not all(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr)):
+    if not all(map(is_terminal, (sys.stdin, sys.stdout, sys.stderr))):
         raise UsageError(
             "the chat needs a terminal", "use mlx-spec generate with -p or a pipe"
         )
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace, backend: "Backend") -> int:
 
     app = ChatApp(request, backend)
     app.run()
+    app.engine.join()
     if app.failure is not None:
-        report(app.failure)
-        return 1
-    return 0
+        raise app.failure
+    return app.return_code or 0

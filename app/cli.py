@@ -10,13 +10,15 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Protocol
+from types import TracebackType
+from typing import NoReturn, Protocol
 
 from mlx_spec._version import __version__
 from mlx_spec.errors import SpecError
 from mlx_spec_app.backend import Backend, LibraryBackend
 from mlx_spec_app.errors import UsageError, report
 from mlx_spec_app.settings import flags_from, quiet_libraries
+from mlx_spec_app.streams import is_terminal, prepare
 
 OK, RUNTIME_ERROR, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 
@@ -39,17 +41,23 @@ class Command(Protocol):
         ...
 
 
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are errors of usage like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the command line."""
+        raise UsageError(message, f"{self.prog} --help lists the options")
+
+
 def main(argv: Sequence[str] | None = None, backend: Backend | None = None) -> int:
     """Run the command line; return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    name = _command_name(words)
-    if name is None:
-        return _without_command(words)
-    args = _parser(name, words).parse_args(_with_environment(words))
-    quiet_libraries()
-    command: Command = import_module(COMMANDS[name][0])
+    is_debug = "--debug" in words
+    prepare()
+    if argv is None and not is_debug:
+        sys.excepthook = _report_unforeseen
     try:
-        return command.run(args, backend or LibraryBackend())
+        return _run(words, backend or LibraryBackend())
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED
@@ -58,10 +66,49 @@ def main(argv: Sequence[str] | None = None, backend: Backend | None = None) -> i
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return RUNTIME_ERROR
     except (SpecError, OSError) as error:
-        if args.debug:
+        if is_debug:
             traceback.print_exc()
         report(error)
         return USAGE_ERROR if isinstance(error, UsageError) else RUNTIME_ERROR
+
+
+def _report_unforeseen(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Show what nobody foresaw without its traceback; Python then exits with 1."""
+    print(f"error: {kind.__name__}: {error}", file=sys.stderr)
+    print("hint: --debug shows where it came from", file=sys.stderr)
+
+
+def _run(words: list[str], backend: Backend) -> int:
+    name = _command_name(words)
+    if name is None:
+        return _without_command(words)
+    module, text = COMMANDS[name]
+    command: Command = import_module(module)
+    parser = Parser(
+        prog=f"mlx-spec {name}", description=f"{text[0].upper()}{text[1:]}."
+    )
+    command.add_arguments(parser)
+    parser.add_argument(
+        "--debug", action="store_true", help="show where an error came from"
+    )
+    args = _parse(parser, words[1:])
+    quiet_libraries()
+    return command.run(args, backend)
+
+
+def _parse(parser: Parser, words: list[str]) -> argparse.Namespace:
+    """Parse what was typed, on top of those environment variables that apply."""
+    flags = []
+    for variable, flag in flags_from(parser.parse_args(words)).items():
+        try:
+            _, unknown = parser.parse_known_args([flag])
+        except UsageError as error:
+            raise UsageError(f"{variable}: {error.message}", error.hint) from error
+        if not unknown:
+            flags.append(flag)
+    return parser.parse_args([*flags, *words])
 
 
 def _command_name(words: list[str]) -> str | None:
@@ -71,9 +118,9 @@ def _command_name(words: list[str]) -> str | None:
     if words and (not words[0].startswith("-") or words[0] in _TOP_LEVEL):
         return None
     has_prompt = any(
-        word in ("-p", "--prompt") or word.startswith("--prompt=") for word in words
+        word == "--prompt" or word.startswith(("-p", "--prompt=")) for word in words
     )
-    name = "generate" if has_prompt or not sys.stdin.isatty() else "chat"
+    name = "chat" if is_terminal(sys.stdin) and not has_prompt else "generate"
     words.insert(0, name)
     return name
 
@@ -107,21 +154,3 @@ def _top_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=True,
     )
-
-
-def _parser(name: str, words: list[str]) -> argparse.ArgumentParser:
-    module, text = COMMANDS[name]
-    parser = argparse.ArgumentParser(
-        prog=f"mlx-spec {name}", description=f"{text[0].upper()}{text[1:]}."
-    )
-    command: Command = import_module(module)
-    command.add_arguments(parser)
-    parser.add_argument(
-        "--debug", action="store_true", help="show where an error came from"
-    )
-    return parser
-
-
-def _with_environment(words: list[str]) -> list[str]:
-    """Put what the environment says before what was typed."""
-    return [*(flags_from() if words[0] != "bench" else []), *words[1:]]

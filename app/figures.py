@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from mlx_spec.generation import GenerationResponse
 
 NONE = "–"
+TurnEnd = Literal["stop", "length", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,8 @@
 """``mlx-spec generate``: one prompt in, one answer on stdout."""
 
 import argparse
-import io
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +10,11 @@ from mlx_spec_app.arguments import (
     add_generation_arguments,
     add_model_arguments,
     request_from,
+    utf8_text,
 )
 from mlx_spec_app.errors import UsageError
-from mlx_spec_app.figures import Figures
+from mlx_spec_app.figures import Figures, TurnEnd
+from mlx_spec_app.streams import is_terminal, read_stdin
 
 if TYPE_CHECKING:
     from mlx_spec.generation import GenerationResponse
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument(
         "--prompt",
         "-p",
+        type=utf8_text,
         metavar="TEXT",
         help="the prompt, - for stdin; piped text comes before it",
     )
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--stop",
         action="append",
+        type=utf8_text,
         default=[],
         metavar="TEXT",
         help="end the answer before this text; may be given several times",
@@ -58,29 +60,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, backend: "Backend") -> int:
     """Answer the prompt; return the exit code."""
-    _use_utf8()
     request = replace(
         request_from(args), stop=tuple(args.stop), raw=args.ignore_chat_template
     )
+    if request.raw and request.system_prompt is not None:
+        raise UsageError(
+            "--system-prompt needs the chat template",
+            "leave --ignore-chat-template out, or put the text into the prompt",
+        )
     text = _prompt_text(args.prompt)
     model = backend.load(request.load)
     prompt: Any = text
-    if request.system_prompt is not None and not request.raw:
+    if request.system_prompt is not None:
         prompt = request.messages([{"role": "user", "content": text}])
-    responses = backend.answer(model, prompt, request, None)
-    if args.json:
-        last = _print_json(responses)
-    else:
-        last = _print_text(responses, is_streamed=not args.no_stream)
-    if args.stats and last is not None:
-        print(*Figures.of(last).lines(), sep="\n", file=sys.stderr)
+    answer = _Answer(args.json, is_streamed=not (args.json or args.no_stream))
+    try:
+        for response in backend.answer(model, prompt, request, None):
+            answer.add(response)
+    except KeyboardInterrupt:
+        answer.end = "interrupted"
+        answer.finish(args.stats)
+        raise
+    answer.finish(args.stats)
     return 0
-
-
-def _use_utf8() -> None:
-    """Write UTF-8 whatever the locale says."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", errors="replace")
 
 
 def _prompt_text(given: str | None) -> str:
@@ -89,45 +91,42 @@ def _prompt_text(given: str | None) -> str:
     Raises:
         UsageError: If there is no text, or it is not UTF-8.
     """
-    piped = ""
-    if given == "-" or (not sys.stdin.isatty()):
-        try:
-            piped = sys.stdin.buffer.read().decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UsageError(
-                f"the text on stdin is not UTF-8: byte {error.start} is "
-                f"0x{error.object[error.start]:02x}",
-                "convert it first, for example with iconv",
-            ) from error
-    parts = [piped.strip("\n"), "" if given in (None, "-") else str(given)]
+    is_piped = given == "-" or not is_terminal(sys.stdin)
+    piped = read_stdin().strip("\n") if is_piped else ""
+    parts = [piped, "" if given in (None, "-") else str(given)]
     text = "\n\n".join(part for part in parts if part.strip())
     if not text:
         raise UsageError("the prompt is empty", "give some text with -p or a pipe")
     return text
 
 
-def _print_text(
-    responses: "Iterator[GenerationResponse]", is_streamed: bool
-) -> "GenerationResponse | None":
-    last, held = None, []
-    for last in responses:
-        if is_streamed:
-            print(last.text, end="", flush=True)
+class _Answer:
+    """The answer so far, printed as it comes or when it is complete."""
+
+    def __init__(self, is_json: bool, is_streamed: bool) -> None:
+        self.end: TurnEnd | None = None
+        self._is_json = is_json
+        self._is_streamed = is_streamed
+        self._texts: list[str] = []
+        self._tokens: list[int] = []
+        self._last: GenerationResponse | None = None
+
+    def add(self, response: "GenerationResponse") -> None:
+        self._texts.append(response.text)
+        self._tokens.append(response.token)
+        self._last = response
+        self.end = response.finish_reason
+        if self._is_streamed:
+            print(response.text, end="", flush=True)
+
+    def finish(self, with_stats: bool) -> None:
+        text = "".join(self._texts)
+        figures = None if self._last is None else Figures.of(self._last)
+        if self._is_json:
+            head = {"text": text, "tokens": self._tokens, "finish_reason": self.end}
+            rest = {} if figures is None else asdict(figures)
+            print(json.dumps(head | rest, ensure_ascii=False))
         else:
-            held.append(last.text)
-    print("".join(held))
-    return last
-
-
-def _print_json(
-    responses: "Iterator[GenerationResponse]",
-) -> "GenerationResponse | None":
-    last, texts, tokens = None, [], []
-    for last in responses:
-        texts.append(last.text)
-        tokens.append(last.token)
-    result: dict[str, Any] = {"text": "".join(texts), "tokens": tokens}
-    if last is not None:
-        result |= {"finish_reason": last.finish_reason} | asdict(Figures.of(last))
-    print(json.dumps(result, ensure_ascii=False))
-    return last
+            print("" if self._is_streamed else text)
+        if with_stats and figures is not None:
+            print(*figures.lines(), sep="\n", file=sys.stderr)

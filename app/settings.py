@@ -1,44 +1,80 @@
 """The environment's say in the command: read here and nowhere else."""
 
+import argparse
 import os
+import sys
+import warnings
 from collections.abc import Mapping
 
-_FLAGS = {
-    "MLX_SPEC_MODEL": "--model",
-    "MLX_SPEC_DRAFTER": "--drafter",
-    "MLX_SPEC_DRAFT_MODEL": "--draft-model",
-    "MLX_SPEC_NUM_DRAFT_TOKENS": "--num-draft-tokens",
-    "MLX_SPEC_MAX_TOKENS": "--max-tokens",
-    "MLX_SPEC_TEMP": "--temp",
-    "MLX_SPEC_TOP_P": "--top-p",
-    "MLX_SPEC_TOP_K": "--top-k",
-    "MLX_SPEC_MIN_P": "--min-p",
-    "MLX_SPEC_SEED": "--seed",
-    "MLX_SPEC_SYSTEM_PROMPT": "--system-prompt",
-    "MLX_SPEC_DTYPE": "--dtype",
-    "MLX_SPEC_KV_BITS": "--kv-bits",
+from mlx_spec_app.streams import is_terminal
+
+_FLAGS = (
+    "--model",
+    "--drafter",
+    "--draft-model",
+    "--num-draft-tokens",
+    "--dtype",
+    "--kv-bits",
+    "--system-prompt",
+    "--max-tokens",
+    "--temp",
+    "--top-p",
+    "--top-k",
+    "--min-p",
+    "--repetition-penalty",
+    "--presence-penalty",
+    "--frequency-penalty",
+    "--seed",
+    "--rule",
+    "--prefill-step-size",
+)
+VARIABLES = {
+    f"MLX_SPEC_{flag.removeprefix('--').replace('-', '_').upper()}": flag
+    for flag in _FLAGS
 }
-VARIABLES = tuple(_FLAGS)
 
 
-def flags_from(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the flags that MLX_SPEC_* variables stand for.
+def flags_from(
+    typed: argparse.Namespace, environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Return the flag that each MLX_SPEC_* variable stands for.
 
-    They are put before the typed ones, so that a typed flag wins.
+    They are to be parsed before the typed ones, so that a typed flag wins; a variable
+    that contradicts what was typed is left out.
     """
-    flags: list[str] = []
-    for variable, flag in _FLAGS.items():
-        if value := environment.get(variable):
-            flags.append(f"{flag}={value}")
-    return flags
+    return {
+        variable: f"{flag}={environment[variable]}"
+        for variable, flag in VARIABLES.items()
+        if environment.get(variable) and not _is_overruled(flag, typed)
+    }
+
+
+def _is_overruled(flag: str, typed: argparse.Namespace) -> bool:
+    given = vars(typed)
+    match flag:
+        case "--model":
+            return given.get("model_name") is not None
+        case "--drafter":
+            return given.get("draft_model") is not None
+        case "--draft-model":
+            return given.get("drafter") in ("none", "lookup")
+        case "--system-prompt":
+            return bool(given.get("ignore_chat_template"))
+    return False
 
 
 def quiet_libraries(environment: Mapping[str, str] = os.environ) -> None:
     """Keep notices of the loading libraries out of the output, unless asked for."""
-    for variable, value in (
-        ("TRANSFORMERS_VERBOSITY", "error"),
-        ("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"),
-        ("TOKENIZERS_PARALLELISM", "false"),
-    ):
+    defaults = {
+        "TRANSFORMERS_VERBOSITY": "error",
+        "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+        "HF_HUB_VERBOSITY": "error",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if not is_terminal(sys.stderr):
+        defaults["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    for variable, value in defaults.items():
         if variable not in environment:
             os.environ[variable] = value
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")

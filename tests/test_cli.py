@@ -2,16 +2,19 @@
 
 import io
 import json
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
-from mlx_spec_app.cli import COMMANDS, main
+from mlx_spec_app.cli import COMMANDS, Parser, main
 from mlx_spec_app.request import LoadRequest, Request
-from mlx_spec_app.settings import VARIABLES, flags_from
+from mlx_spec_app.settings import VARIABLES
 from tests.app.fakes import FakeBackend, broken
 from tests.checkpoints import write_text_checkpoint
 
@@ -32,10 +35,13 @@ def run(
     *words: str,
     backend: FakeBackend | None = None,
     stdin: bytes | None = None,
+    env: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
     monkeypatch.setattr(sys, "stdin", Pipe(stdin))
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
+    for variable, value in env.items():
+        monkeypatch.setenv(variable, value)
     try:
         return main(words, backend or FakeBackend())
     except SystemExit as error:  # argparse
@@ -230,6 +236,7 @@ def test_json_is_one_object_with_all_figures(
         (["-p", "Summarise."], b"A text.\n", "A text.\n\nSummarise."),
         (["-p", "hi"], b"", "hi"),
         (["-p", "hi"], b"  \n", "hi"),
+        (["-p", "hi"], b"  code\n    more\n\n", "  code\n    more\n\nhi"),
     ],
 )
 def test_prompts_come_from_the_flag_and_from_pipes(
@@ -254,7 +261,12 @@ def test_a_system_prompt_makes_messages(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    "words", [("--model", "m", "-p", "hi"), ("--model", "m", "--prompt=hi")]
+    "words",
+    [
+        ("--model", "m", "-p", "hi"),
+        ("--model", "m", "--prompt=hi"),
+        ("-phi", "--model", "m"),
+    ],
 )
 def test_a_prompt_without_a_command_generates(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -291,6 +303,10 @@ USAGE: list[tuple[list[str], bytes | None, str]] = [
     (["nonsense"], None, "no command 'nonsense'"),
     ([*BASE, "--no-such-flag"], None, "unrecognized arguments"),
     (["chat", "--model", "m"], b"", "needs a terminal"),
+    ([*BASE, "--prompt", "caf\udce9"], None, "not UTF-8"),
+    ([*BASE, "-s", "caf\udce9"], None, "not UTF-8"),
+    ([*BASE, "other"], None, "two models are given: other and m"),
+    ([*BASE, "-s", "be", "--ignore-chat-template"], None, "needs the chat template"),
     (["bench"], None, "no model is given"),
     (["bench", "m", "-n", "0"], None, "--num-trials is 0"),
 ]
@@ -309,6 +325,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     out, err = capsys.readouterr()
     assert out == ""
     assert message in err
+    assert "error: " in err
     assert "Traceback" not in err
     assert backend.loads == [], "usage is checked before anything is loaded"
 
@@ -330,8 +347,11 @@ def test_debug_shows_where_an_error_came_from(
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flags", [[], ["--no-stream"], ["--json"]])
 def test_an_interrupt_keeps_the_text_so_far_and_exits_130(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    flags: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     class Interrupted(FakeBackend):
         def answer(self, *args: Any) -> Any:
@@ -340,24 +360,68 @@ def test_an_interrupt_keeps_the_text_so_far_and_exits_130(
                 raise KeyboardInterrupt
 
     backend = Interrupted([["some", "text"]])
-    assert run(monkeypatch, *BASE, backend=backend) == 130
-    assert capsys.readouterr().out == "some"
+    assert run(monkeypatch, *BASE, *flags, backend=backend) == 130
+    out = capsys.readouterr().out
+    if "--json" not in flags:
+        assert out == "some\n"
+        return
+    result = json.loads(out)
+    assert (result["text"], result["finish_reason"]) == ("some", "interrupted")
 
 
-def test_the_environment_gives_defaults_that_typed_flags_beat(
+ENVIRONMENT: list[tuple[dict[str, str], list[str], str, Any]] = [
+    ({"TEMP": "0.5"}, [], "sampling.temperature", 0.5),
+    ({"TEMP": "0.5"}, ["--temp", "0.9"], "sampling.temperature", 0.9),
+    ({"TEMP": ""}, [], "sampling.temperature", 0.0),
+    ({"RULE": "coupled"}, [], "rule", "coupled"),
+    ({"MODEL": "env"}, [], "load.model", "m"),
+    ({"DRAFTER": "none"}, [], "load.drafter", "none"),
+    ({"DRAFTER": "none"}, ["--draft-model", "d"], "load.draft_model", "d"),
+    ({"DRAFTER": "none"}, ["--draft-model", "d"], "load.drafter", "auto"),
+    ({"DRAFT_MODEL": "d"}, [], "load.draft_model", "d"),
+    ({"DRAFT_MODEL": "d"}, ["--drafter", "none"], "load.draft_model", None),
+    ({"DRAFT_MODEL": "d"}, ["--drafter", "model"], "load.draft_model", "d"),
+    ({"SYSTEM_PROMPT": "s"}, ["--ignore-chat-template"], "system_prompt", None),
+]
+
+
+@pytest.mark.parametrize(("variables", "flags", "path", "expected"), ENVIRONMENT)
+def test_a_typed_flag_beats_the_environment_and_that_the_default(
+    variables: dict[str, str],
+    flags: list[str],
+    path: str,
+    expected: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    flags = flags_from({"MLX_SPEC_TEMP": "0.5", "MLX_SPEC_MODEL": "env", "OTHER": "1"})
-    assert sorted(flags) == ["--model=env", "--temp=0.5"]
     backend = FakeBackend()
-    monkeypatch.setattr(sys, "stdin", Pipe(None))
-    monkeypatch.setenv("MLX_SPEC_TEMP", "0.5")
-    monkeypatch.setenv("MLX_SPEC_MODEL", "env")
-    main(["generate", "-p", "hi"], backend)
-    main(["generate", "typed", "-p", "hi", "--temp", "0.9"], backend)
+    environment = {f"MLX_SPEC_{name}": value for name, value in variables.items()}
+    assert run(monkeypatch, *BASE, *flags, backend=backend, env=environment) == 0
+    assert value_at(backend.asked[0][1], path) == expected
+
+
+def test_the_environment_may_name_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = FakeBackend()
+    for words in (["-p", "hi"], ["typed", "-p", "hi"]):
+        env = {"MLX_SPEC_MODEL": "env"}
+        run(monkeypatch, "generate", *words, backend=backend, env=env)
     assert [load.model for load in backend.loads] == ["env", "typed"]
-    temperatures = [request.sampling.temperature for _, request in backend.asked]
-    assert temperatures == [0.5, 0.9]
+
+
+def test_a_bad_variable_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, *BASE, env={"MLX_SPEC_TEMP": "warm"}) == 2
+    assert "error: MLX_SPEC_TEMP: argument --temp" in capsys.readouterr().err
+
+
+def test_every_variable_stands_for_a_flag_of_generate_and_chat() -> None:
+    from mlx_spec_app import chat_command, generate_command
+
+    for command in (chat_command, generate_command):
+        parser = Parser()
+        command.add_arguments(parser)
+        for flag in VARIABLES.values():
+            assert f"{flag} " in parser.format_help() or flag == "--model"
 
 
 HEAVY = ("mlx", "mlx_lm", "transformers", "textual", "numpy")
@@ -385,13 +449,23 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_text_checkpoint(tmp_path_factory.mktemp("cli") / "model")
 
 
-def command(*words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+def environment(**variables: str) -> dict[str, str]:
+    return {"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)} | variables
+
+
+def command(
+    *words: str, stdin: bytes | None = b"", **variables: str
+) -> subprocess.CompletedProcess[bytes]:
+    """Run the command in a process of its own; standard input None is closed."""
+    call = [sys.executable, "-m", "mlx_spec_app", *words]
+    if stdin is None:
+        call = ["/bin/sh", "-c", 'exec "$@" <&-', "sh", *call]
     return subprocess.run(
-        [sys.executable, "-m", "mlx_spec_app", *words],
+        call,
         input=stdin,
         capture_output=True,
         check=False,
-        env={"PATH": "/usr/bin:/bin", "LANG": "C", "PYTHONPATH": ":".join(sys.path)},
+        env=environment(**variables),
     )
 
 
@@ -400,7 +474,7 @@ def test_the_real_command_gives_the_same_text_with_and_without_a_drafter(
 ) -> None:
     base = ("generate", str(checkpoint), "-m", "24", "-p", "abcabc", "--json")
     plain, drafted = (
-        command(*base, "--drafter", drafter) for drafter in ("none", "lookup")
+        command(*base, "--drafter", drafter, LANG="C") for drafter in ("none", "lookup")
     )
     assert (plain.returncode, plain.stderr) == (0, b"")
     assert drafted.returncode == 0
@@ -409,25 +483,134 @@ def test_the_real_command_gives_the_same_text_with_and_without_a_drafter(
     assert first["text"] == second["text"]
 
 
-def test_the_real_command_refuses_bad_checkpoints(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    cases = {
-        str(tmp_path / "missing"): b"there is no folder",
-        str(tmp_path): b"not a checkpoint",
-    }
-    for folder, message in cases.items():
-        run = command("generate", folder, "-p", "hi")
-        assert run.returncode == 1
-        assert message in run.stderr
-        assert b"Traceback" not in run.stderr
-        assert run.stdout == b""
+def test_output_is_utf8_where_the_locale_is_not(checkpoint: Path) -> None:
+    run = command(
+        "generate",
+        str(checkpoint),
+        *("-p", "hi", "-m", "8", "--drafter", "none", "--stats"),
+        stdin=None,
+        LC_ALL="C",
+        PYTHONUTF8="0",
+        PYTHONCOERCECLOCALE="0",
+    )
+    assert run.returncode == 0
+    run.stdout.decode("utf-8")
+    assert "per position –" in run.stderr.decode("utf-8")
 
 
-def test_the_real_command_refuses_a_prompt_longer_than_the_context(
-    checkpoint: Path,
+Damage = Callable[[Path], list[str]]
+
+
+def _cut_short(folder: Path) -> list[str]:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    return []
+
+
+def _rename_family(folder: Path) -> list[str]:
+    file = folder / "config.json"
+    file.write_text(file.read_text().replace("qwen3_moe", "no_such_family"))
+    return []
+
+
+def _unpair(folder: Path) -> list[str]:
+    draft = write_text_checkpoint(folder / "draft")
+    file = draft / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    a, b = list(vocabulary)[:2]
+    vocabulary[a], vocabulary[b] = vocabulary[b], vocabulary[a]
+    file.write_text(json.dumps(tokenizer))
+    return ["--draft-model", str(draft)]
+
+
+def _remove(folder: Path) -> list[str]:
+    (folder / "config.json").unlink()
+    return []
+
+
+def _leave(folder: Path) -> list[str]:
+    return ["-p", "word " * 600]
+
+
+def _ask_for_a_strange_token(folder: Path) -> list[str]:
+    return ["--extra-eos-token", "<|no_such_token|>"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_remove, "not a checkpoint"),
+        (_cut_short, "is cut short"),
+        (_rename_family, "model_type 'no_such_family' is not supported"),
+        (_unpair, "do not share a vocabulary"),
+        (_leave, "the model's context is 512"),
+        (_ask_for_a_strange_token, "no token '<|no_such_token|>'"),
+    ],
+)
+def test_what_cannot_work_is_an_error_of_one_line(
+    damage: Damage,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run = command("generate", str(checkpoint), stdin=b"word " * 600)
+    folder = write_text_checkpoint(tmp_path / "model")
+    words = ["generate", str(folder), "-p", "hi", *damage(folder)]
+    monkeypatch.setattr(sys, "stdin", Pipe(None))
+    assert main(words) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert message in err
+
+
+def test_the_real_command_says_so_if_there_is_no_such_folder(tmp_path: Path) -> None:
+    run = command("generate", str(tmp_path / "missing"), "-p", "hi")
     assert run.returncode == 1
-    assert b"the model's context is 512" in run.stderr
+    assert b"there is no folder" in run.stderr
+    assert run.stdout == b""
+
+
+def test_a_chat_template_that_refuses_is_no_traceback(tmp_path: Path) -> None:
+    folder = write_text_checkpoint(tmp_path / "model")
+    file = folder / "tokenizer_config.json"
+    refusal = "{{ raise_exception('System role not supported') }}"
+    file.write_text(
+        json.dumps(json.loads(file.read_text()) | {"chat_template": refusal})
+    )
+    run = command("generate", str(folder), "-p", "hi", "-s", "be")
+    assert run.returncode == 1
+    assert b"System role not supported" in run.stderr
     assert b"Traceback" not in run.stderr
+
+
+def start(checkpoint: Path) -> subprocess.Popen[bytes]:
+    call = [sys.executable, "-m", "mlx_spec_app", "generate", str(checkpoint)]
+    return subprocess.Popen(
+        [*call, "-p", "hi", "-m", "480", "--ignore-chat-template"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+
+
+def test_control_c_in_the_real_command_is_quiet(checkpoint: Path) -> None:
+    with start(checkpoint) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert b"Traceback" not in err
+    # Ended already, or interrupted; where that hits a nested exec, Python ends itself.
+    assert process.returncode in (0, 130, -signal.SIGINT)
+
+
+def test_a_reader_that_leaves_is_no_error(checkpoint: Path) -> None:
+    with start(checkpoint) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""

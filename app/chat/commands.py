@@ -1,4 +1,4 @@
-"""The slash commands, in one table."""
+"""The slash commands, in one table, and what the help says."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ class SlashCommand:
     Attributes:
         names: What the user types after the slash; the first is shown.
         action: The app's action it stands for.
-        help: What it does, for the help text.
+        help: What it does, for help and palette.
     """
 
     names: tuple[str, ...]
@@ -19,12 +19,25 @@ class SlashCommand:
 
 
 COMMANDS = (
-    SlashCommand(("help", "?"), "help", "show this help"),
-    SlashCommand(("new", "clear"), "new", "start a new conversation"),
+    SlashCommand(("help", "?"), "help", "show this help (F1)"),
+    SlashCommand(("new", "clear"), "new", "start a new conversation (Ctrl+N)"),
     SlashCommand(("stats",), "stats", "show the figures of the last answer"),
-    SlashCommand(("quit", "exit", "bye"), "quit", "leave"),
+    SlashCommand(("quit", "exit", "bye"), "quit", "leave (Ctrl+D)"),
 )
 _BY_NAME = {name: command for command in COMMANDS for name in command.names}
+_KEYS = (
+    ("Enter", "send"),
+    ("Shift+Enter, Ctrl+J", "new line"),
+    ("Esc", "stop the answer, keeping its text"),
+    ("Ctrl+C", "copy the selection, or stop; twice: leave"),
+    ("Ctrl+P", "commands, themes, screenshot"),
+)
+FIGURES_HELP = (
+    ("tok/s", "generated tokens a second, without the prompt"),
+    ("acceptance length", "generated tokens per verification round"),
+    ("accept rate", "accepted share of the drafted tokens that were judged"),
+    ("", "(behind a rejection none is), in all and by position"),
+)
 
 
 def find(text: str) -> SlashCommand | None:
@@ -42,23 +55,10 @@ def unescaped(text: str) -> str:
     return text[1:] if text.startswith("//") else text
 
 
-def help_text() -> str:
-    """Describe keys, commands and figures, as Markdown."""
-    commands = "\n".join(
-        f"| `/{'`, `/'.join(command.names)}` | {command.help} |" for command in COMMANDS
-    )
-    return f"""\
-| | |
-|---|---|
-| **Enter** | send |
-| **Shift+Enter**, **Ctrl+J** | new line |
-| **Esc** | stop the answer, keeping its text |
-| **Ctrl+C** twice, **Ctrl+D** | leave |
-{commands}
-| `//text` | send a message that begins with a slash |
-
-**tok/s** counts generated tokens, without the prompt.
-**Acceptance length** is generated tokens per verification round.
-**Accept rate** is the accepted share of the drafted tokens that were judged: those \
-behind a rejection do not count. The bars show it for each position of a draft.
-"""
+def help_rows() -> list[tuple[str, str]]:
+    """Describe keys and commands, each with what it does."""
+    commands = [
+        (" ".join(f"/{name}" for name in command.names), command.help)
+        for command in COMMANDS
+    ]
+    return [*_KEYS, *commands, ("//text", "send a message that begins with a slash")]

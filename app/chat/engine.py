@@ -17,11 +17,10 @@ from mlx_spec_app.chat.messages import (
     LoadFailed,
     ModelLoaded,
     TextArrived,
-    TurnEnd,
     TurnFailed,
     TurnFinished,
 )
-from mlx_spec_app.figures import Figures
+from mlx_spec_app.figures import Figures, TurnEnd
 from mlx_spec_app.request import Request
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from mlx_spec_app.backend import Backend
 
 Messages = list[dict[str, str]]
+_LEAVE_S = 3.0
 _POST_INTERVAL_S = 0.05  # Textual's Markdown takes about 20 appends a second
 
 
@@ -75,11 +75,14 @@ class Engine:
         self._stop.set()
 
     def close(self) -> None:
-        """End the thread, after the token it is at."""
+        """Ask the thread to end after the token it is at."""
         self._stop.set()
         self._jobs.put(None)
+
+    def join(self) -> None:
+        """Wait until the thread has ended, but not for a long prompt or load."""
         if self._thread.is_alive():
-            self._thread.join(timeout=10)
+            self._thread.join(_LEAVE_S)
 
     def _work(self) -> None:
         # The thread's boundary: whatever goes wrong becomes a message.
@@ -103,19 +106,19 @@ class Engine:
         self, model: "LoadedModel", conversation: "Conversation", messages: Messages
     ) -> None:
         outbox = _Outbox(self._post)
-        end: TurnEnd = "interrupted"
+        reason: TurnEnd = "interrupted"
         responses = self._backend.answer(
             model, self._request.messages(messages), self._request, conversation
         )
         for response in responses:
             outbox.add(response)
             if response.finish_reason is not None:
-                end = response.finish_reason
+                reason = response.finish_reason
                 break
             if self._stop.is_set():
                 break
         outbox.flush()
-        self._post(TurnFinished(end, outbox.figures))
+        self._post(TurnFinished(reason, outbox.figures))
 
 
 class _Outbox:

@@ -1,13 +1,10 @@
 """What the engine thread tells the app. Nothing else crosses between them."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from textual.message import Message
 
-from mlx_spec_app.figures import Figures
-
-TurnEnd = Literal["stop", "length", "interrupted"]
+from mlx_spec_app.figures import Figures, TurnEnd
 
 
 @dataclass
@@ -40,7 +37,7 @@ class TextArrived(Message):
 class TurnFinished(Message):
     """The answer is complete, or was stopped; no text arrives after this."""
 
-    end: TurnEnd
+    reason: TurnEnd
     figures: Figures | None
 
 

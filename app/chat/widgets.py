@@ -1,22 +1,20 @@
-"""The chat's widgets: prompt, turns and the panel of figures."""
+"""The chat's widgets: prompt, turns and the line of what is going on."""
 
+import time
 from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.content import Content
 from textual.message import Message
+from textual.timer import Timer
 from textual.widgets import Markdown, Static, TextArea
 from textual.widgets.markdown import MarkdownStream
 
-from mlx_spec_app.figures import NONE, Figures, decimal, megabytes, percent
+from mlx_spec_app.figures import Figures, TurnEnd, decimal
 
-_WIDTH = 26
-_BAR_WIDTH = 18
-_DIM = "$text-muted"
-_LEVELS = " ▁▂▃▄▅▆▇█"
+_TICK_S = 0.5
 
 
 class PromptArea(TextArea):
@@ -41,6 +39,11 @@ class PromptArea(TextArea):
         """Insert a line break."""
         self.insert("\n")
 
+    def give_back(self, text: str) -> None:
+        """Put a text before what has been written since."""
+        self.text = f"{text}\n{self.text}".rstrip("\n")
+        self.move_cursor(self.document.end)
+
     async def _on_key(self, event: events.Key) -> None:
         if event.key == "enter":
             event.prevent_default()
@@ -50,11 +53,41 @@ class PromptArea(TextArea):
         await super()._on_key(event)
 
 
+class StatusLine(Static):
+    """What is going on, with the seconds it has taken."""
+
+    def __init__(self) -> None:
+        super().__init__("", id="status", markup=False)
+        self._activity = ""
+        self._since = 0.0
+        self._timer: Timer | None = None
+
+    def on_mount(self) -> None:
+        self._timer = self.set_interval(_TICK_S, self._tick)
+
+    def say(self, text: str) -> None:
+        """Show a text until the next one."""
+        self._activity = ""
+        self.update(text)
+
+    def busy(self, activity: str) -> None:
+        """Show an activity, and the time since there has been one."""
+        if not self._activity:
+            self._since = time.monotonic()
+        self._activity = activity
+        self._tick()
+
+    def _tick(self) -> None:
+        if self._activity:
+            self.update(f"{self._activity} … {time.monotonic() - self._since:.0f} s")
+
+
 class UserTurn(Static):
     """What the user wrote."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, markup=False)
+        self.text = text
 
 
 class Notice(Static):
@@ -66,11 +99,17 @@ class Notice(Static):
 
 
 class AnswerTurn(Vertical):
-    """The model's answer: Markdown while it arrives, and a line of figures below."""
+    """The model's answer: Markdown while it arrives, and a line of figures below.
+
+    Attributes:
+        text: The answer so far.
+        finish_reason: Why it ended; None while it goes on.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.text = ""
+        self.finish_reason: TurnEnd | None = None
         self._markdown = Markdown()
         self._footer = Static("…", classes="figures", markup=False)
         self._stream: MarkdownStream | None = None
@@ -86,100 +125,21 @@ class AnswerTurn(Vertical):
             self._stream = Markdown.get_stream(self._markdown)
         await self._stream.write(text)
 
-    async def finish(self, end: str, figures: Figures | None) -> None:
+    async def finish(self, reason: TurnEnd, figures: Figures | None) -> None:
         """Show the whole answer once more, and how it went."""
+        self.finish_reason = reason
         if self._stream is not None:
             await self._stream.stop()
         # One full parse: a fence cut in two by streaming is whole again.
         await self._markdown.update(self.text)
-        self._footer.update(summary(end, figures))
+        self._footer.update(summary(reason, figures))
 
 
-def summary(end: str, figures: Figures | None) -> str:
+def summary(reason: TurnEnd, figures: Figures | None) -> str:
     """Describe a finished answer in a line."""
     if figures is None:
-        return end
-    parts = [
-        f"{figures.generation_tokens} tokens",
-        f"{figures.generation_tps:.1f} tok/s",
-        f"acceptance length {decimal(figures.acceptance_length)}",
-    ]
-    if end != "stop":
-        parts.append("stopped" if end == "interrupted" else "reached --max-tokens")
-    return " · ".join(parts)
-
-
-class FiguresPanel(Static):
-    """Live figures beside the conversation."""
-
-    def __init__(self) -> None:
-        super().__init__(markup=False)
-        self.border_title = "speculation"
-
-    def show(self, figures: Figures | None, drafter: str) -> None:
-        """Show figures; None before the first answer."""
-        self.update(Content("\n").join(panel_lines(figures, drafter)))
-
-
-class FiguresStrip(Static):
-    """The same in one line, for narrow terminals."""
-
-    def __init__(self) -> None:
-        super().__init__(markup=False)
-
-    def show(self, figures: Figures | None, drafter: str) -> None:
-        """Show figures; None before the first answer."""
-        self.update(strip_line(figures, drafter))
-
-
-def panel_lines(figures: Figures | None, drafter: str) -> list[Content]:
-    """Lay the figures out in lines of 26 columns."""
-    blank = Content("")
-    if figures is None:
-        hint = "figures appear with\nthe first answer"
-        return [_row("drafter", drafter), blank, Content.styled(hint, _DIM)]
-    rates = figures.accept_rate_per_position
-    bars = [_bar(position, rate) for position, rate in enumerate(rates, start=1)]
-    return [
-        _row("speed", f"{figures.generation_tps:.1f} tok/s"),
-        _row("acceptance length", decimal(figures.acceptance_length)),
-        _row("accept rate", percent(figures.accept_rate)),
-        blank,
-        Content.styled("accept rate by position", _DIM),
-        *(bars or [Content(f" {NONE} nothing drafted yet")]),
-        blank,
-        _row("drafter", drafter),
-        _row("answer", f"{figures.generation_tokens} tokens"),
-        _row("prompt", f"{figures.prompt_tokens} tokens"),
-        _row("reused", f"{figures.cached_tokens} tokens"),
-        _row("cache", megabytes(figures.cache_bytes)),
-        _row("peak memory", f"{figures.peak_memory:.2f} GB"),
-    ]
-
-
-def strip_line(figures: Figures | None, drafter: str) -> str:
-    """Lay the figures out in one line."""
-    if figures is None:
-        return f"drafter {drafter}"
-    bars = "".join(
-        _LEVELS[round((rate or 0) * 8)] for rate in figures.accept_rate_per_position
-    )
+        return reason
     return (
-        f"{figures.generation_tps:.1f} tok/s · "
-        f"acceptance length {decimal(figures.acceptance_length)} · "
-        f"accepted {percent(figures.accept_rate)} {bars} · {drafter}"
-    )
-
-
-def _row(name: str, value: str) -> Content:
-    return Content.assemble((name, _DIM), f"{value:>{_WIDTH - len(name)}}")
-
-
-def _bar(position: int, rate: float | None) -> Content:
-    filled = round((rate or 0) * _BAR_WIDTH)
-    return Content.assemble(
-        f"{position:>2} ",
-        ("━" * filled, "$accent"),
-        ("─" * (_BAR_WIDTH - filled), "$text-disabled"),
-        f" {percent(rate):>4}",
+        f"{figures.generation_tokens} tokens · {figures.generation_tps:.1f} tok/s · "
+        f"acceptance length {decimal(figures.acceptance_length)} · {reason}"
     )

@@ -53,6 +53,7 @@ class FakeBackend:
         loads: What was asked to be loaded.
         asked: Prompt and request of every turn.
         gate: If given, each token after the first waits for it.
+        break_at: If given, answers break at this token.
         load_gate: If given, loading waits for it.
         load_error: Raised by ``load``.
         conversations: How many were begun.
@@ -62,13 +63,14 @@ class FakeBackend:
     loads: list[LoadRequest] = field(default_factory=list)
     asked: list[tuple[Any, Request]] = field(default_factory=list)
     gate: Event | None = None
+    break_at: int | None = None
     load_gate: Event | None = None
     load_error: Exception | None = None
     conversations: int = 0
 
     def load(self, request: LoadRequest) -> Any:
         if self.load_gate is not None:
-            self.load_gate.wait(10)
+            self.load_gate.wait(60)
         if self.load_error is not None:
             raise self.load_error
         self.loads.append(request)
@@ -88,7 +90,9 @@ class FakeBackend:
         stats = SpeculativeDecodeResult()
         for index in range(len(script)):
             if index and self.gate is not None:
-                self.gate.wait(10)
+                self.gate.wait(60)
+            if index == self.break_at:
+                raise broken()
             stats.observe(
                 RoundEvent(
                     tokens=(index,),

@@ -1,25 +1,29 @@
 """The chat, driven as a user drives it, with a scripted backend."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from threading import Event
 from typing import Any
 
 import pytest
+from textual.command import CommandPalette
+from textual.events import Paste
+from textual.message import Message
 from textual.pilot import Pilot
+from textual.widget import Widget
 from textual.widgets import Markdown, Static
 
 from mlx_spec import SamplingParams
+from mlx_spec_app.chat import app as app_module
 from mlx_spec_app.chat import commands
 from mlx_spec_app.chat.app import ChatApp
-from mlx_spec_app.chat.widgets import (
-    AnswerTurn,
-    FiguresPanel,
-    FiguresStrip,
-    Notice,
-    PromptArea,
-    UserTurn,
-)
+from mlx_spec_app.chat.engine import Engine
+from mlx_spec_app.chat.help_screen import HelpScreen
+from mlx_spec_app.chat.messages import TextArrived, TurnFinished
+from mlx_spec_app.chat.panel import FiguresPanel, FiguresStrip
+from mlx_spec_app.chat.widgets import AnswerTurn, Notice, PromptArea, UserTurn
+from mlx_spec_app.figures import Figures
 from mlx_spec_app.request import LoadRequest, Request
 from tests.app.fakes import FakeBackend, broken
 
@@ -56,7 +60,8 @@ def run(
 
 async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
     """Let the app work until a condition holds."""
-    for _ in range(500):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
         if condition():
             return
         await pilot.pause(0.01)
@@ -79,8 +84,13 @@ def status(app: ChatApp) -> str:
     return str(app.query_one("#status", Static).content)
 
 
-def text_of(widget: Static) -> str:
-    return str(widget.content)
+def text_of(widget: Widget) -> str:
+    static = widget if isinstance(widget, Static) else widget.query_one(Static)
+    return str(static.content)
+
+
+def figures_line(app: ChatApp) -> str:
+    return text_of(app.query_one(".figures", Static))
 
 
 def test_a_message_is_answered_and_both_stay_on_screen() -> None:
@@ -92,8 +102,8 @@ def test_a_message_is_answered_and_both_stay_on_screen() -> None:
         assert text_of(app.query_one(UserTurn)) == "Hi"
         assert app.query_one(AnswerTurn).text == "Hello there."
         assert app.query_one(PromptArea).text == ""
-        footer = text_of(app.query_one(".figures", Static))
-        assert footer.startswith("3 tokens · 42.5 tok/s · acceptance length 1.50")
+        expected = "3 tokens · 42.5 tok/s · acceptance length 1.50 · stop"
+        assert figures_line(app) == expected
 
     run(backend, body)
     assert backend.asked[0][0] == [{"role": "user", "content": "Hi"}]
@@ -132,7 +142,8 @@ def test_escape_stops_at_once_and_keeps_the_text() -> None:
         kept = app.query_one(AnswerTurn).text
         assert kept.startswith("Partial")
         assert len(kept) < 40
-        assert "stopped" in text_of(app.query_one(".figures", Static))
+        assert app.query_one(AnswerTurn).finish_reason == "interrupted"
+        assert figures_line(app).endswith("· interrupted")
         await send(app, pilot, "On")
         await answered(app, pilot, 2)
         assert backend.asked[1][0][1] == {"role": "assistant", "content": kept}
@@ -194,11 +205,27 @@ def test_an_error_gives_the_users_words_back(error: Exception) -> None:
         assert "it broke" in text_of(app.query_one(Notice))
         assert app.query_one(PromptArea).text == "my long question"
         assert not app.query(AnswerTurn)
+        assert not app.query(UserTurn)
         await pilot.press("enter")
         await answered(app, pilot)
 
     run(backend, body)
     assert backend.asked[1][0] == [{"role": "user", "content": "my long question"}]
+
+
+def test_an_error_in_mid_answer_gives_the_users_words_back_before_newer_ones() -> None:
+    gate = Event()
+    backend = FakeBackend([["some", "text"]], gate=gate, break_at=1)
+
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        await send(app, pilot, "first")
+        await until(pilot, lambda: bool(app.query(AnswerTurn)))
+        app.query_one(PromptArea).insert("newer")
+        gate.set()
+        await until(pilot, lambda: bool(app.query(Notice)))
+        assert app.query_one(PromptArea).text == "first\nnewer"
+
+    run(backend, body)
 
 
 def test_a_code_fence_that_arrives_in_pieces_is_complete() -> None:
@@ -258,16 +285,11 @@ def test_slash_commands() -> None:
     backend = FakeBackend([["ok"], ["ok"]])
 
     async def body(app: ChatApp, pilot: Pilot[None]) -> None:
-        await send(app, pilot, "/help")
-        await until(pilot, lambda: bool(app.query(".help")))
-        await send(app, pilot, "/nonsense")
-        await until(pilot, lambda: bool(app.query(Notice)))
-        assert "no command /nonsense" in text_of(app.query(Notice).last())
         await send(app, pilot, "Hi")
         await answered(app, pilot)
         await send(app, pilot, "/stats")
-        await until(pilot, lambda: len(app.query(Notice)) == 2)
-        assert "acceptance length" in text_of(app.query(Notice).last())
+        await until(pilot, lambda: bool(app.query(Notice)))
+        assert "acceptance length" in text_of(app.query_one(Notice))
         await send(app, pilot, "/new")
         await until(pilot, lambda: not app.query(AnswerTurn))
         await send(app, pilot, "//literal")
@@ -276,6 +298,60 @@ def test_slash_commands() -> None:
 
     run(backend, body)
     assert backend.asked[-1][0] == [{"role": "user", "content": "/literal"}]
+
+
+@pytest.mark.parametrize("text", ["/nonsense", "/usr/bin/env: what is it?"])
+def test_an_unknown_command_is_an_error_that_keeps_the_text(text: str) -> None:
+    backend = FakeBackend()
+
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        await send(app, pilot, text)
+        await until(pilot, lambda: bool(app.query(Notice)))
+        assert f"no command {text.split()[0]}" in text_of(app.query_one(Notice))
+        assert app.query_one(Notice).has_class("-error")
+        assert app.query_one(PromptArea).text == text
+
+    run(backend, body)
+    assert backend.asked == []
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+@pytest.mark.parametrize("way", ["f1", "/help", "/?"])
+def test_help_fits_the_screen_and_escape_closes_it(
+    way: str, size: tuple[int, int]
+) -> None:
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        if way.startswith("/"):
+            await send(app, pilot, way)
+        else:
+            await pilot.press(way)
+        await until(pilot, lambda: isinstance(app.screen, HelpScreen))
+        await pilot.pause()
+        box = app.screen.query_one("#help")
+        assert box.max_scroll_y == 0, "all of it is in view"
+        num_lines = len(text_of(box).splitlines())
+        assert box.query_one(Static).size.height == num_lines, "no line is broken"
+        await pilot.press("escape")
+        await until(pilot, lambda: not isinstance(app.screen, HelpScreen))
+
+    run(FakeBackend(), body, size)
+
+
+def test_the_palette_offers_the_commands_and_escape_closes_it() -> None:
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        titles = {entry.title for entry in app.get_system_commands(app.screen)}
+        assert titles >= {"Help", "New", "Stats", "Quit"}
+        await pilot.press("ctrl+p")
+        await until(pilot, lambda: isinstance(app.screen, CommandPalette))
+        await pilot.press("escape")
+        await until(pilot, lambda: not isinstance(app.screen, CommandPalette))
+        await pilot.press("ctrl+p", *"stats")
+        await until(pilot, lambda: bool(app.screen.query("OptionList")))
+        await pilot.pause()
+        await pilot.press("enter")
+        await until(pilot, lambda: bool(app.screen_stack[0].query(Notice)))
+
+    run(FakeBackend(), body)
 
 
 @pytest.mark.parametrize("word", ["/quit", "/exit", "/bye"])
@@ -287,7 +363,10 @@ def test_leaving_by_command(word: str) -> None:
     run(FakeBackend(), body)
 
 
-def test_control_c_asks_first_and_stops_the_answer() -> None:
+def test_control_c_asks_first_and_stops_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(app_module, "_QUIT_WINDOW_S", 600)  # a busy machine is slow
     gate = Event()
     backend = FakeBackend([["a", "b", "c"]], gate=gate)
 
@@ -313,13 +392,127 @@ def test_control_d_leaves() -> None:
     run(FakeBackend(), body)
 
 
+def test_control_c_copies_a_selection() -> None:
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        prompt = app.query_one(PromptArea)
+        prompt.insert("copy me")
+        prompt.select_all()
+        await pilot.press("ctrl+c")
+        assert app.clipboard == "copy me"
+        assert "copied" in status(app)
+        assert app.is_running
+
+    run(FakeBackend(), body)
+
+
+def test_leaving_in_mid_answer_is_quiet() -> None:
+    gate = Event()
+    backend = FakeBackend([["a", "b", "c"]], gate=gate)
+
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        await send(app, pilot, "Hi")
+        await until(pilot, lambda: app.is_answering)
+        await pilot.press("ctrl+d")
+        gate.set()
+
+    app = run(backend, body)
+    app.engine.join()
+    assert app.return_code == 0
+
+
+def test_leaving_does_not_wait_for_the_model() -> None:
+    gate = Event()
+    backend = FakeBackend(load_gate=gate)
+
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        await pilot.press("ctrl+d")
+        await until(pilot, lambda: not app.is_running)
+
+    app = run(backend, body)
+    assert not gate.is_set()
+    gate.set()
+    app.engine.join()
+    assert backend.asked == []
+
+
+def test_pasted_lines_are_one_message_with_their_indentation() -> None:
+    backend = FakeBackend()
+
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        app.post_message(Paste("    if x:\n        y()\n"))
+        await until(pilot, lambda: bool(app.query_one(PromptArea).text))
+        assert backend.asked == []
+        await pilot.press("enter")
+        await answered(app, pilot)
+
+    run(backend, body)
+    assert backend.asked[0][0][0]["content"] == "    if x:\n        y()"
+
+
 def test_every_command_is_in_the_help() -> None:
-    text = commands.help_text()
+    text = str(commands.help_rows())
     for command in commands.COMMANDS:
         for name in command.names:
             assert f"/{name}" in text
             assert commands.find(f"/{name}") is command
             assert hasattr(ChatApp, f"action_{command.action}")
+
+
+def test_text_is_sent_on_at_most_twenty_times_a_second() -> None:
+    posted: list[Message] = []
+    finished = Event()
+
+    def post(message: Message) -> None:
+        posted.append(message)
+        if isinstance(message, TurnFinished):
+            finished.set()
+
+    engine = Engine(request(), FakeBackend([["x"] * 500]), post)
+    begin = time.monotonic()
+    engine.start()
+    engine.answer([{"role": "user", "content": "Hi"}])
+    assert finished.wait(60)
+    elapsed = time.monotonic() - begin
+    engine.close()
+    engine.join()
+    pieces = [message for message in posted if isinstance(message, TextArrived)]
+    assert "".join(piece.text for piece in pieces) == "x" * 500
+    assert len(pieces) <= 2 + 20 * elapsed
+
+
+@pytest.mark.parametrize("size", [(120, 36), (120, 24), (100, 24)])
+def test_the_panel_shows_ten_positions_without_scrolling(
+    size: tuple[int, int],
+) -> None:
+    figures = Figures(
+        prompt_tokens=12345,
+        cached_tokens=12000,
+        prompt_tps=1000.0,
+        generation_tokens=4096,
+        generation_tps=123.4,
+        acceptance_length=5.64,
+        accept_rate=0.93,
+        accept_rate_per_position=(1.0, *(0.5,) * 8, None),
+        drafted_tokens=10,
+        accepted_tokens=9,
+        verification_steps=1,
+        forward_calls=2,
+        cache_bytes=2_500_000_000,
+        peak_memory=17.25,
+    )
+
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        panel = app.query_one(FiguresPanel)
+        panel.show(figures, "lookup")
+        await pilot.pause()
+        shown = text_of(panel).splitlines()
+        assert {len(line) for line in shown if line.rstrip()} <= {26, 23}
+        assert panel.max_scroll_y == 0
+        assert shown[5].endswith("100%")
+        assert shown[14] == "10 " + "━" * 18 + "    –"
+        assert panel.border_subtitle == "drafter: lookup"
+
+    run(FakeBackend(), body, size)
 
 
 def test_everything_computes_on_one_thread() -> None:
