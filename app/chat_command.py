@@ -1,6 +1,7 @@
 """``mlx-spec chat``: the terminal chat."""
 
 import argparse
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,10 @@ def run(args: argparse.Namespace, backend: "Backend") -> int:
 
     app = ChatApp(request, backend)
     app.run()
-    app.engine.join()
+    code = app.return_code or 0
+    if not app.engine.join():
+        # Python aborts if it ends while a thread is in the middle of a forward pass.
+        os._exit(code)
     if app.failure is not None:
         raise app.failure
-    return app.return_code or 0
+    return code

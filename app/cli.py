@@ -87,14 +87,17 @@ def _run(words: list[str], backend: Backend) -> int:
     module, text = COMMANDS[name]
     command: Command = import_module(module)
     parser = Parser(
-        prog=f"mlx-spec {name}", description=f"{text[0].upper()}{text[1:]}."
+        prog=f"mlx-spec {name}",
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog="MLX_SPEC_MODEL, MLX_SPEC_TEMP and the like give defaults of flags.",
     )
     command.add_arguments(parser)
     parser.add_argument(
         "--debug", action="store_true", help="show where an error came from"
     )
     args = _parse(parser, words[1:])
-    quiet_libraries()
+    # In the chat the screen is the whole terminal.
+    quiet_libraries(with_progress=name != "chat" and is_terminal(sys.stderr))
     return command.run(args, backend)
 
 

@@ -6,8 +6,6 @@ import sys
 import warnings
 from collections.abc import Mapping
 
-from mlx_spec_app.streams import is_terminal
-
 _FLAGS = (
     "--model",
     "--drafter",
@@ -63,18 +61,20 @@ def _is_overruled(flag: str, typed: argparse.Namespace) -> bool:
     return False
 
 
-def quiet_libraries(environment: Mapping[str, str] = os.environ) -> None:
-    """Keep notices of the loading libraries out of the output, unless asked for."""
+def quiet_libraries(with_progress: bool) -> None:
+    """Keep notices of the loading libraries out of the output, unless asked for.
+
+    Args:
+        with_progress: Whether a download may show how far it is, on stderr.
+    """
     defaults = {
         "TRANSFORMERS_VERBOSITY": "error",
         "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
         "HF_HUB_VERBOSITY": "error",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "0" if with_progress else "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    if not is_terminal(sys.stderr):
-        defaults["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     for variable, value in defaults.items():
-        if variable not in environment:
-            os.environ[variable] = value
+        os.environ.setdefault(variable, value)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")

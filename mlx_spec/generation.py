@@ -254,12 +254,23 @@ def encode_prompt(
 
 
 def encode_messages(tokenizer: Tokenizer, messages: Messages) -> list[int]:
-    """Put messages into the chat template, ready for the model's answer."""
-    return list(
-        tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=True
-        )
-    )
+    """Put messages into the chat template, ready for the model's answer.
+
+    Raises:
+        SpecError: If the template refuses them, for example a system prompt.
+    """
+    from jinja2 import TemplateError
+
+    conversation = [dict(message) for message in messages]
+    try:
+        ids = tokenizer.apply_chat_template(conversation, add_generation_prompt=True)
+    except TemplateError as error:
+        roles = ", ".join(message.get("role", "?") for message in conversation)
+        raise SpecError(
+            f"the chat template refuses these messages ({roles}): {error}",
+            "leave the system prompt out, or the chat template",
+        ) from error
+    return list(ids)
 
 
 class _Turn:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from mlx_spec_app.cli import COMMANDS, Parser, main
 from mlx_spec_app.request import LoadRequest, Request
-from mlx_spec_app.settings import VARIABLES
+from mlx_spec_app.settings import VARIABLES, quiet_libraries
 from tests.app.fakes import FakeBackend, broken
 from tests.checkpoints import write_text_checkpoint
 
@@ -422,6 +423,21 @@ def test_every_variable_stands_for_a_flag_of_generate_and_chat() -> None:
         command.add_arguments(parser)
         for flag in VARIABLES.values():
             assert f"{flag} " in parser.format_help() or flag == "--model"
+
+
+@pytest.mark.parametrize("with_progress", [True, False])
+def test_the_libraries_are_quiet_unless_asked(
+    with_progress: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_HUB_VERBOSITY"):
+        monkeypatch.setenv(variable, "")
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "info")
+    quiet_libraries(with_progress)
+    disabled = os.environ["HF_HUB_DISABLE_PROGRESS_BARS"]
+    assert disabled == ("0" if with_progress else "1")
+    assert os.environ["HF_HUB_VERBOSITY"] == "error"
+    assert os.environ["TRANSFORMERS_VERBOSITY"] == "info"
 
 
 HEAVY = ("mlx", "mlx_lm", "transformers", "textual", "numpy")

@@ -104,6 +104,14 @@ def test_messages_need_a_chat_template(
         encode_prompt(Bare(), [{"role": "user", "content": "hi"}])  # type: ignore[arg-type]
 
 
+def test_messages_that_the_template_refuses_are_an_error(folder: Path) -> None:
+    model = load(folder, "none")
+    refusing = "{{ raise_exception('no system role') }}"
+    model.tokenizer.chat_template = refusing  # type: ignore[attr-defined]
+    with pytest.raises(SpecError, match=r"refuses these messages \(user\): no system"):
+        generate(model, "hi")
+
+
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_responses_carry_mlx_lms_fields(
     name: str, models: dict[str, LoadedModel]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mlx_spec_app.backend import Backend
 
 Messages = list[dict[str, str]]
-_LEAVE_S = 3.0
+_LEAVE_S = 1.0
 _POST_INTERVAL_S = 0.05  # Textual's Markdown takes about 20 appends a second
 
 
@@ -79,10 +79,11 @@ class Engine:
         self._stop.set()
         self._jobs.put(None)
 
-    def join(self) -> None:
-        """Wait until the thread has ended, but not for a long prompt or load."""
+    def join(self) -> bool:
+        """Give the thread a moment to end; tell whether it has."""
         if self._thread.is_alive():
             self._thread.join(_LEAVE_S)
+        return not self._thread.is_alive()
 
     def _work(self) -> None:
         # The thread's boundary: whatever goes wrong becomes a message.
