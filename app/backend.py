@@ -90,9 +90,9 @@ class LibraryBackend:
 def _add_eos_token(model: "LoadedModel", token: str) -> None:
     from mlx_spec.errors import LoadError
 
-    try:
-        model.tokenizer.add_eos_token(token)
-    except ValueError as error:
+    # Asked for a word it does not have, a tokenizer may answer with its unknown token.
+    if token not in model.tokenizer.get_vocab():
         raise LoadError(
             f"the tokenizer has no token {token!r}", "change --extra-eos-token"
-        ) from error
+        )
+    model.tokenizer.add_eos_token(token)

@@ -17,6 +17,9 @@ import numpy.typing as npt
 
 from mlx_spec.errors import SpecError
 
+# Beyond these, logits divided or multiplied by them leave the range of float32.
+_SMALLEST, _LARGEST = 1e-5, 1e5
+
 _NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
 
@@ -48,19 +51,28 @@ class SamplingParams:
     penalty_context: int = 20
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, self.temperature >= 0, "0 or more")
+        temperature = self.temperature
+        is_usable = temperature == 0 or _SMALLEST <= temperature <= _LARGEST
+        _check(
+            "temperature", temperature, is_usable, f"0, or {_SMALLEST} to {_LARGEST}"
+        )
         _check("top_k", self.top_k, self.top_k >= 0, "0 or more")
         _check("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1")
         _check("min_p", self.min_p, 0 <= self.min_p <= 1, "from 0 to 1")
         penalty = self.repetition_penalty
-        _check("repetition_penalty", penalty, penalty > 0, "above 0 (1 is off)")
+        is_usable = _SMALLEST <= penalty <= _LARGEST
+        expected = f"{_SMALLEST} to {_LARGEST} (1 is off)"
+        _check("repetition_penalty", penalty, is_usable, expected)
         context = self.penalty_context
         _check("penalty_context", context, context > 0, "1 or more")
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
-            _check(name, value, math.isfinite(value), "a finite number")
+            expected = f"-{_LARGEST} to {_LARGEST} (0 is off)"
+            _check(name, value, abs(value) <= _LARGEST, expected)
         negative = [token for token in self.logit_bias if token < 0]
         _check("logit_bias", negative, not negative, "keyed by token ids of 0 or more")
+        nan = [token for token, bias in self.logit_bias.items() if math.isnan(bias)]
+        _check("logit_bias of token", nan, not nan, "numbers")
 
     @property
     def is_greedy(self) -> bool:

@@ -81,6 +81,14 @@ def test_rows_with_their_own_histories_equal_single_rows() -> None:
         assert mx.array_equal(row, single)
 
 
+@pytest.mark.parametrize("temperature", [1e-5, 1e5])
+def test_extreme_temperatures_give_a_distribution(temperature: float) -> None:
+    logits = LOGITS * 10
+    rows = sampling_distribution(logits, SamplingParams(temperature, top_p=0.9))
+    assert mx.allclose(rows.sum(axis=-1), mx.ones(5), atol=1e-5)
+    assert mx.array_equal(mx.argmax(rows, axis=-1), mx.argmax(logits, axis=-1))
+
+
 def test_temperature_zero_is_the_argmax() -> None:
     rows = sampling_distribution(LOGITS, SamplingParams(temperature=0))
     assert mx.array_equal(mx.argmax(rows, axis=-1), mx.argmax(LOGITS, axis=-1))
@@ -115,6 +123,12 @@ def test_block_contexts_give_each_row_its_own_history() -> None:
     ("name", "value"),
     [
         ("temperature", -1),
+        ("temperature", 1e-39),
+        ("temperature", float("inf")),
+        ("repetition_penalty", 1e-46),
+        ("repetition_penalty", 1e39),
+        ("frequency_penalty", 1e39),
+        ("logit_bias", {3: float("nan")}),
         ("temperature", float("nan")),
         ("top_k", -1),
         ("top_p", 0),

@@ -1,11 +1,9 @@
 """The chat's widgets: prompt, turns and the line of what is going on."""
 
 import time
-from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.message import Message
 from textual.timer import Timer
@@ -15,14 +13,11 @@ from textual.widgets.markdown import MarkdownStream
 from mlx_spec_app.figures import Figures, TurnEnd, decimal
 
 _TICK_S = 0.5
+_NEW_LINE_KEYS = ("shift+enter", "ctrl+j")
 
 
 class PromptArea(TextArea):
     """A text area that grows with its text; Enter sends."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("shift+enter,ctrl+j", "new_line", "New line", show=False),
-    ]
 
     class Sent(Message):
         """The user pressed Enter.
@@ -35,10 +30,6 @@ class PromptArea(TextArea):
             super().__init__()
             self.text = text
 
-    def action_new_line(self) -> None:
-        """Insert a line break."""
-        self.insert("\n")
-
     def give_back(self, text: str) -> None:
         """Put a text before what has been written since."""
         self.text = f"{text}\n{self.text}".rstrip("\n")
@@ -49,6 +40,12 @@ class PromptArea(TextArea):
             event.prevent_default()
             event.stop()
             self.post_message(self.Sent(self.text))
+            return
+        if event.key in _NEW_LINE_KEYS:
+            # At once: a binding runs only after the letters that follow it.
+            event.prevent_default()
+            event.stop()
+            self.insert("\n")
             return
         await super()._on_key(event)
 
