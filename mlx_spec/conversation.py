@@ -20,13 +20,17 @@ class Conversation:
         self._target = target
         self.cache: ModelCache = target.new_cache()
         self.tokens: list[int] = []
+        self.turn = 0
 
     def prepare(self, prompt: Sequence[int]) -> int:
-        """Set the cache back to what ``prompt`` shares with the tokens so far.
+        """Begin a turn: set the cache back to what ``prompt`` shares with the tokens.
+
+        A turn before it that was not closed has no more say.
 
         Returns:
             Number of prompt tokens that need no processing.
         """
+        self.turn += 1
         held = self.tokens[: self.cache.shortest]
         # The last prompt token is run in any case: its row gives the first token.
         reached = self.cache.rewind(min(common_length(held, prompt), len(prompt) - 1))
@@ -48,17 +52,21 @@ class Conversation:
         events = speculative_stream(
             self._target, self.cache, rest, drafter, options, context=context
         )
+        turn = self.turn
         for index, event in enumerate(events):
-            if index == 0:
+            if index == 0 and turn == self.turn:
                 self.tokens = list(prompt)
             yield event
 
-    def keep(self, token: int) -> None:
+    def keep(self, token: int, turn: int) -> None:
         """Count one generated token as a part of the conversation."""
-        self.tokens.append(token)
+        if turn == self.turn:
+            self.tokens.append(token)
 
-    def close_turn(self) -> None:
+    def close_turn(self, turn: int) -> None:
         """Take back whatever the cache holds past the last token that was kept."""
+        if turn != self.turn:
+            return
         # A pass that an exception cut short leaves layers of different lengths.
         reached = min(self.cache.shortest, max(len(self.tokens) - 1, 0))
         self.cache.rewind(reached)

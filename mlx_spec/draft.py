@@ -18,9 +18,10 @@ class DraftDist:
 
     def __init__(self, probabilities: Mapping[int, float]) -> None:
         total = sum(probabilities.values())
-        if any(p < 0 for p in probabilities.values()) or (
-            abs(total - 1) > _SUM_TOLERANCE
-        ):
+        if (lowest := min(probabilities, default=0)) < 0:
+            raise SpecError(f"there is no token {lowest}", "token ids begin at 0")
+        is_sound = all(p >= 0 for p in probabilities.values())  # no NaN either
+        if not (is_sound and abs(total - 1) <= _SUM_TOLERANCE):
             raise SpecError(
                 f"draft probabilities sum to {total:.4g}",
                 "q must be the distribution the token was drawn from",
@@ -171,14 +172,21 @@ class DraftBlock:
         return mx.array(dense)
 
     def check(self, vocab_size: int) -> None:
-        """Check that the tokens, where they are known here, are the target's.
+        """Check the tokens and distributions, as far as they are known here.
 
         Raises:
-            SpecError: If one is not.
+            SpecError: If a token is not the target's, or cannot have been drawn.
         """
         for token in self._tokens or ():
             if not 0 <= token < vocab_size:
                 raise _too_many_tokens(token, vocab_size)
+        if self._dists is not None:
+            for token, dist in zip(self.tokens, self._dists, strict=True):
+                if dist.prob(token) <= 0:
+                    raise SpecError(
+                        f"the drafter proposes token {token} with probability 0",
+                        "q must be the distribution the token was drawn from",
+                    )
 
 
 def _too_many_tokens(token: int, vocab_size: int) -> SpecError:

@@ -288,6 +288,7 @@ class _Turn:
         self._detokenizer = tokenizer.detokenizer
         self._detokenizer.reset()
         self._conversation = conversation
+        self._number = conversation.turn
         self._num_prompt = num_prompt
         self._num_cached = num_cached
         self._stop = _StopText(stop)
@@ -302,12 +303,12 @@ class _Turn:
                 self._stats.observe(event)
                 done = self._stats.tokens_generated - len(event.tokens)
                 for index, text in enumerate(texts):
-                    self._conversation.keep(event.tokens[index])
+                    self._conversation.keep(event.tokens[index], self._number)
                     yield self._response(event, index, text, done + index + 1)
                 if event.finish_reason is not None:
                     return
         finally:
-            self._conversation.close_turn()
+            self._conversation.close_turn(self._number)
 
     def _timed(self, events: Iterator[RoundEvent]) -> Iterator[RoundEvent]:
         """Pass events on, adding up the time it takes to make them and nothing else."""

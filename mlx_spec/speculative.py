@@ -38,7 +38,8 @@ class SpeculativeOptions:
     """What a run generates, and how.
 
     Attributes:
-        max_new_tokens: Number of tokens to generate at most.
+        max_new_tokens: Number of tokens to generate at most; the end of the target's
+            context ends a run like this, too.
         start_pos: Position of the prompt's first token: the length of the cache.
         sampling: How the target's tokens are chosen.
         seed: Seed of all draws.
@@ -153,6 +154,12 @@ def speculative_stream(
         size = target.vocab_size
         drafter.follow(options.sampling, options.seed, is_coupled, size)
     unseen = options.start_pos - len(context)
+    if target.max_context is not None:
+        # The last token is never run, so one more than the rest of the context fits.
+        room = target.max_context - options.start_pos - len(prompt) + 1
+        options = replace(
+            options, max_new_tokens=min(options.max_new_tokens, max(room, 1))
+        )
     run = _Run(cache, [*context, *prompt], unseen, options, target.vocab_size)
     if drafter is None:
         return _plain_rounds(target, cache, prompt, run)
@@ -166,18 +173,21 @@ def _speculative_rounds(
     drafter: Drafter,
     run: "_Run",
 ) -> Iterator[RoundEvent]:
-    start = cache.seq_len
-    row, hidden = target.prefill(prompt, start, cache, run.options.prefill_step)
+    start, step = run.options.start_pos, run.options.prefill_step
+    row, hidden = target.prefill(prompt, start, cache, step)
     block = DraftBlock.empty()
     verdict = run.decide(row[None], block)
     yield replace(run.settle(row[None], block, verdict), is_prefill=True)
     while run.finish_reason is None:
         block = run.draft(drafter, hidden)
-        rows = run.rows(block)
-        logits, hiddens = target.forward_batch_with_hidden(rows, cache.seq_len, cache)
+        # The run's own position: a cache that somebody else changed is refused.
+        rows, position = run.rows(block), run.cached_length
+        logits, hiddens = target.forward_batch_with_hidden(rows, position, cache)
         verdict = run.decide(logits, block)
-        event = run.settle(logits, block, verdict)
-        cache.truncate(run.cached_length)
+        try:
+            event = run.settle(logits, block, verdict)
+        finally:
+            cache.truncate(run.cached_length)
         hidden = hiddens[len(event.tokens) - 1]
         yield event
 
@@ -186,13 +196,13 @@ def _plain_rounds(
     target: Target, cache: ModelCache, prompt: Sequence[int], run: "_Run"
 ) -> Iterator[RoundEvent]:
     """Rounds without drafts; the next forward is under way while a token is read."""
-    start = cache.seq_len
-    row, _ = target.prefill(prompt, start, cache, run.options.prefill_step)
+    start, step = run.options.start_pos, run.options.prefill_step
+    row, _ = target.prefill(prompt, start, cache, step)
     logits, nothing = row[None], DraftBlock.empty()
     verdict = run.decide(logits, nothing)
     is_prefill = True
     while True:
-        held = cache.seq_len
+        held = run.cached_length + 1
         current_logits, current = logits, verdict
         if run.remaining > 1:
             token = current[1:]
@@ -259,7 +269,16 @@ class _Run:
     def rows(self, block: DraftBlock) -> mx.array:
         """Return the verification batch [anchor, d1 … dK], (K + 1,) int32."""
         anchor = mx.array(self._history[-1:], mx.int32)
-        return mx.concatenate([anchor, block.token_array]) if len(block) else anchor
+        if not len(block):
+            return anchor
+        return mx.concatenate([anchor, self._in_range(block)])
+
+    def _in_range(self, block: DraftBlock) -> mx.array:
+        """Return the drafts, none of which indexes outside an array of V rows.
+
+        What the host has not seen yet is refused only when it is read.
+        """
+        return mx.clip(block.token_array, 0, self._vocab_size - 1).astype(mx.int32)
 
     def decide(
         self, logits: mx.array, block: DraftBlock, pending: mx.array | None = None
@@ -290,7 +309,7 @@ class _Run:
             q = block.q_rows(logits.shape[-1])
             accept = self._draws(Purpose.ACCEPT, len(block), ahead)
             chosen = self._draws(Purpose.NEXT, len(block) + 1, ahead)
-            verdict = verify_block(p, block.token_array, q, accept, chosen)
+            verdict = verify_block(p, self._in_range(block), q, accept, chosen)
         return _packed(verdict, block)
 
     def settle(
@@ -300,6 +319,7 @@ class _Run:
         values: list[int] = verdict.tolist()  # type: ignore[assignment]
         num_accepted, next_token, *drafted = values
         block.resolve(drafted)
+        block.check(self._vocab_size)
         tokens = self._commit([*drafted[:num_accepted], next_token])
         if len(self._history) - self._cleared_at >= _CLEAR_EVERY:
             mx.clear_cache()

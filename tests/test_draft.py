@@ -16,6 +16,7 @@ from mlx_spec import (
     SpeculativeOptions,
     sampling_distribution,
     speculative_decode,
+    speculative_stream,
 )
 from tests.fakes import Pair, RecordingDrafter, tiny_decoder
 
@@ -36,7 +37,9 @@ def test_dense_and_support_forms_agree() -> None:
     assert not dense.is_deterministic
 
 
-@pytest.mark.parametrize("bad", [[0.5, 0.2], [1.5, -0.5], [0.0, 0.0]])
+@pytest.mark.parametrize(
+    "bad", [[0.5, 0.2], [1.5, -0.5], [0.0, 0.0], [float("nan"), 1.0]]
+)
 def test_what_is_no_distribution_is_refused(bad: list[float]) -> None:
     with pytest.raises(SpecError, match="sum to"):
         DraftDist.from_dense(bad)
@@ -182,7 +185,7 @@ def test_tokens_the_target_does_not_have_are_refused() -> None:
     for token in (VOCAB, -1):
         with pytest.raises(SpecError, match=f"no token {token}"):
             speculative_decode(target, [1, token])
-        with pytest.raises(SpecError, match=f"proposes token {token}"):
+        with pytest.raises(SpecError, match=f"token {token}"):
             speculative_decode(target, [1], RecordingDrafter([[token]]))
     biased = SpeculativeOptions(sampling=SamplingParams(logit_bias={VOCAB: 1.0}))
     with pytest.raises(SpecError, match="logit_bias names token 50"):
@@ -208,3 +211,45 @@ def test_a_wider_q_than_the_targets_vocabulary_is_refused(is_on_device: bool) ->
     options = SpeculativeOptions(sampling=SamplingParams(temperature=1))
     with pytest.raises(SpecError, match="vocabulary"):
         speculative_decode(tiny_decoder(VOCAB), [1], WideDrafter(is_on_device), options)
+
+
+class OnDevice:
+    """Proposes tokens the host has not seen."""
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+
+    def propose(
+        self, history: Sequence[int], target_hidden: mx.array | None, max_len: int
+    ) -> DraftBlock:
+        return DraftBlock.on_device(mx.array([self._token] * 2, mx.int32), None)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("token", [VOCAB, 10**7, -1])
+def test_foreign_tokens_on_the_device_are_refused_and_leave_the_cache_whole(
+    token: int, temperature: float
+) -> None:
+    target = tiny_decoder(VOCAB)
+    cache = target.new_cache()
+    options = SpeculativeOptions(12, sampling=SamplingParams(temperature))
+    stream = speculative_stream(target, cache, [1, 2, 3], OnDevice(token), options)
+    next(stream)
+    with pytest.raises(SpecError, match=f"proposes token {token}"):
+        next(stream)
+    assert cache.seq_len == 3
+
+
+class Impossible:
+    """Proposes a token that its own distribution rules out."""
+
+    def propose(
+        self, history: Sequence[int], target_hidden: mx.array | None, max_len: int
+    ) -> DraftBlock:
+        return DraftBlock.new([7], [DraftDist.deterministic(8)])
+
+
+def test_a_token_its_own_distribution_rules_out_is_refused() -> None:
+    options = SpeculativeOptions(sampling=SamplingParams(1.0, top_k=2))
+    with pytest.raises(SpecError, match="token 7 with probability 0"):
+        speculative_decode(tiny_decoder(VOCAB), [1], Impossible(), options)

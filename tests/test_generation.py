@@ -309,3 +309,41 @@ def test_characters_of_several_tokens_are_never_split(
         r.text for r in stream_generate(models["lookup"], "é€😀", max_tokens=60)
     )
     assert text == generate(models["none"], "é€😀", max_tokens=60)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("taken", [1, 3, 7])
+def test_a_turn_closed_late_does_not_touch_the_next_one(
+    name: str, taken: int, models: dict[str, LoadedModel]
+) -> None:
+    model = models[name]
+    expected = [r.token for r in stream_generate(model, "abcabcabd", max_tokens=12)]
+    conversation = Conversation(model.target)
+    old = stream_generate(model, PROMPT, conversation=conversation, max_tokens=20)
+    for _ in range(taken):
+        next(old)
+    new = stream_generate(model, "abcabcabd", conversation=conversation, max_tokens=12)
+    tokens = [next(new).token for _ in range(taken)]
+    old.close()  # type: ignore[attr-defined]
+    tokens += [r.token for r in new]
+    assert tokens == expected
+    prompt = encode_prompt(model.tokenizer, "abcabcabd")
+    assert conversation.tokens == [*prompt, *expected]
+    assert conversation.cache.seq_len == len(conversation.tokens) - 1
+
+
+def test_going_on_with_a_turn_that_another_replaced_is_refused(
+    models: dict[str, LoadedModel],
+) -> None:
+    model = models["lookup"]
+    conversation = Conversation(model.target)
+    old = stream_generate(model, [1, 2, 3, 4], conversation=conversation, raw=True)
+    next(old)
+    list(stream_generate(model, [5, 6], conversation=conversation, max_tokens=9))
+    with pytest.raises(SpecError, match="but the cache holds"):
+        list(old)
+    again = list(
+        stream_generate(model, [5, 6], conversation=conversation, max_tokens=9)
+    )
+    fresh = list(stream_generate(model, [5, 6], max_tokens=9))
+    assert [r.token for r in again] == [r.token for r in fresh]

@@ -462,3 +462,17 @@ def test_rows_are_bit_exact_where_it_is_claimed() -> None:
     for position, token in enumerate(tokens):
         row = decoder.forward_token(token, position, cache)
         assert mx.array_equal(row, block[position])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_end_of_the_context_ends_every_run_alike(
+    plain: list[int], name: str
+) -> None:
+    config = tiny_decoder().config.replace(max_position_embeddings=20)
+    short = Decoder.random(config, 1)
+    cache = short.new_cache()
+    drafter = drafters(plain)[name]()
+    result = speculative_decode_with(short, cache, PROMPT, drafter, options())
+    assert result.generated_tokens == plain[:14]
+    assert result.finish_reason == "length"
+    assert cache.seq_len == 20
