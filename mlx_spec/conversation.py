@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from mlx_spec.cache import ModelCache, common_length
 from mlx_spec.draft import Drafter
+from mlx_spec.errors import SpecError
 from mlx_spec.speculative import SpeculativeOptions, speculative_stream
 from mlx_spec.stats import RoundEvent
 from mlx_spec.target import Target
@@ -57,6 +58,11 @@ class Conversation:
             if index == 0 and turn == self.turn:
                 self.tokens = list(prompt)
             yield event
+            if turn != self.turn:
+                raise SpecError(
+                    "another turn of this conversation has begun",
+                    "one turn after the other, or a conversation each",
+                )
 
     def keep(self, token: int, turn: int) -> None:
         """Count one generated token as a part of the conversation."""

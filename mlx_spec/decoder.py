@@ -141,7 +141,8 @@ class Decoder:
         """Short hash of the config and of a sample of every tensor."""
         samples = [a.flatten()[:16].astype(mx.float32) for a in self._arrays]
         mx.eval(samples)
-        digest = hashlib.sha256(repr(self.config).encode())
+        settings = (self.config, str(self.dtype), self._kv_bits, self._packing)
+        digest = hashlib.sha256(repr(settings).encode())
         for sample in samples:
             digest.update(repr(sample.tolist()).encode())
         return digest.hexdigest()[:16]

@@ -149,10 +149,6 @@ def speculative_stream(
         )
     if options.max_new_tokens == 0:
         return iter(())
-    if isinstance(drafter, SamplingDrafter):
-        is_coupled = options.rule == "coupled"
-        size = target.vocab_size
-        drafter.follow(options.sampling, options.seed, is_coupled, size)
     unseen = options.start_pos - len(context)
     if target.max_context is not None:
         # The last token is never run, so one more than the rest of the context fits.
@@ -262,6 +258,11 @@ class _Run:
         budget = min(limit for limit in limits if limit is not None)
         if budget == 0:
             return DraftBlock.empty()
+        if isinstance(drafter, SamplingDrafter):
+            # Each round: other runs may share the drafter.
+            sampling, seed = self.options.sampling, self.options.seed
+            is_coupled = self.options.rule == "coupled"
+            drafter.follow(sampling, seed, is_coupled, self._vocab_size)
         block = drafter.propose(self._history, hidden, budget).truncate(budget)
         block.check(self._vocab_size)
         return block

@@ -11,13 +11,16 @@ from mlx_spec import (
     DraftBlock,
     DraftDist,
     DraftModelDrafter,
+    Sampler,
     SamplingParams,
     SpecError,
+    SpeculativeDecodeResult,
     SpeculativeOptions,
     sampling_distribution,
     speculative_decode,
     speculative_stream,
 )
+from mlx_spec.sampling import Purpose
 from tests.fakes import Pair, RecordingDrafter, tiny_decoder
 
 
@@ -253,3 +256,59 @@ def test_a_token_its_own_distribution_rules_out_is_refused() -> None:
     options = SpeculativeOptions(sampling=SamplingParams(1.0, top_k=2))
     with pytest.raises(SpecError, match="token 7 with probability 0"):
         speculative_decode(tiny_decoder(VOCAB), [1], Impossible(), options)
+
+
+def test_padding_of_the_target_does_not_change_the_shared_noise() -> None:
+    target = tiny_decoder(VOCAB)
+    same = DraftModelDrafter(None, Pair(tiny_decoder(VOCAB)), 4)
+    noise = same._sampler.gumbel_at([5], Purpose.TARGET, VOCAB)
+    options = SpeculativeOptions(
+        40, sampling=SamplingParams(temperature=1), rule="coupled"
+    )
+    result = speculative_decode(target, [1, 2, 3], same, options)
+    assert (result.accept_rate() or 0) > 0.95
+    assert noise.shape == (1, VOCAB)
+    # A smaller draft vocabulary takes the first part of the target's own noise.
+    same.follow(options.sampling, 0, True, VOCAB + 2)
+    row = mx.zeros((VOCAB,))
+    token, _ = same._draw(row, [1, 2, 3], [])
+    padded = Sampler(0).gumbel_at([3], Purpose.TARGET, VOCAB + 2)[0, :VOCAB]
+    assert token.item() == mx.argmax(padded).item()
+
+
+def test_runs_that_share_a_drafter_keep_their_own_settings() -> None:
+    target = tiny_decoder(VOCAB)
+    drafter = DraftModelDrafter(None, Pair(tiny_decoder(VOCAB)), 4)
+    first, second = (
+        SpeculativeOptions(
+            30, sampling=SamplingParams(temperature), seed=seed, rule="coupled"
+        )
+        for temperature, seed in ((1.0, 1), (0.0, 9))
+    )
+    stream = speculative_stream(target, target.new_cache(), [1, 2], drafter, first)
+    speculative_stream(target, target.new_cache(), [3], drafter, second)
+    result = SpeculativeDecodeResult()
+    for event in stream:
+        result.observe(event)
+    assert (result.accept_rate() or 0) > 0.95
+    plain = speculative_decode(target, [1, 2], None, first)
+    assert result.generated_tokens == plain.generated_tokens
+
+
+def test_a_draft_cut_short_leaves_the_draft_model_in_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoder = tiny_decoder(VOCAB)
+    drafter = DraftModelDrafter(None, Pair(decoder), 4)
+    drafter.propose([1, 2, 3, 4, 5], None, 4)
+
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder, "forward_batch_with_hidden", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            drafter.propose([9, 8, 7, 6, 5], None, 4)
+    found = drafter.propose([1, 2, 3, 4, 5], None, 4).tokens
+    fresh = DraftModelDrafter(None, Pair(decoder), 4)
+    assert found == fresh.propose([1, 2, 3, 4, 5], None, 4).tokens

@@ -61,7 +61,7 @@ class DraftModelDrafter:
         if target_tokenizer is not None and draft.tokenizer is not None:
             shared = check_vocabularies(target_tokenizer, draft.tokenizer)
             self._shared_size = min(shared, self._shared_size)
-        self._vocab_size = self._shared_size
+        self._vocab_size = self._noise_size = self._shared_size
         self._model = draft.target
         self._cache = self._model.new_cache()
         self._max_draft_len = max_draft_len
@@ -77,6 +77,7 @@ class DraftModelDrafter:
     ) -> None:
         """Draw as the target does; with its own noise if ``is_coupled``."""
         self._vocab_size = min(self._shared_size, vocab_size)
+        self._noise_size = vocab_size
         self._sampling = sampling
         self._sampler = Sampler(seed)
         self._purpose = Purpose.TARGET if is_coupled else Purpose.DRAFT
@@ -94,6 +95,8 @@ class DraftModelDrafter:
         fresh = history[self._cache.seq_len :]
         if max(fresh) >= self._model.vocab_size:
             return DraftBlock.empty()  # it has no embedding for what the target wrote
+        # Noted before anything runs: a pass that is cut short leaves no other rows.
+        self._known, self._block = list(history), DraftBlock.empty()
         row, _ = self._model.prefill(fresh, self._cache.seq_len, self._cache)
         tokens: list[mx.array] = []
         rows: list[mx.array] = []
@@ -105,7 +108,6 @@ class DraftModelDrafter:
             token, q = self._draw(row, history, tokens)
             tokens.append(token)
             rows.append(q)
-        self._known = list(history)
         self._block = DraftBlock.on_device(
             mx.concatenate(tokens),
             None if self._sampling.is_greedy else mx.stack(rows),
@@ -126,9 +128,10 @@ class DraftModelDrafter:
         if self._sampling.is_greedy:
             return mx.argmax(scores, axis=-1).astype(mx.int32), row
         position = len(history) + len(drafted)
-        noise = self._sampler.gumbel_at([position], self._purpose, scores.shape[-1])
-        token = mx.argmax(scores + noise, axis=-1).astype(mx.int32)
-        return token, mx.softmax(scores[0])
+        # As much noise as the target draws: less of it would be other noise.
+        noise = self._sampler.gumbel_at([position], self._purpose, self._noise_size)
+        token = mx.argmax(scores + noise[:, : scores.shape[-1]], axis=-1)
+        return token.astype(mx.int32), mx.softmax(scores[0])
 
     def _roll_back(self, history: Sequence[int]) -> None:
         """Keep the rows of tokens that are in ``history``, all but its last.
