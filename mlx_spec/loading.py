@@ -150,15 +150,18 @@ def load(
     target, tokenizer = _load_pair(model, dtype, kv_bits, limit)
     loaded = LoadedModel(target, tokenizer, None, str(model))
     if isinstance(drafter, str) or draft_model is not None:
-        left = None if limit is None else limit - target.weight_bytes
         loaded.drafter = make_drafter(
             loaded,
             drafter if isinstance(drafter, str) else "model",
             draft_model=draft_model,
             num_draft_tokens=num_draft_tokens,
             dtype=dtype,
-            memory_limit=left,
         )
+        if isinstance(loaded.drafter, DraftModelDrafter):
+            # The target's caches now leave room for the draft model and its cache.
+            target.memory_plan = target.memory_plan.including(
+                loaded.drafter.memory_plan
+            )
     else:
         loaded.drafter = drafter
     return loaded
@@ -171,7 +174,6 @@ def make_drafter(
     draft_model: str | Path | None = None,
     num_draft_tokens: int | None = None,
     dtype: DtypeName = "auto",
-    memory_limit: int | None = None,
 ) -> Drafter | None:
     """Return the drafter of a kind for a loaded target; see ``load``.
 
@@ -180,7 +182,10 @@ def make_drafter(
     """
     check_drafter(kind, draft_model, num_draft_tokens)
     if draft_model is not None:
-        draft, tokenizer = _load_pair(draft_model, dtype, None, memory_limit)
+        plan = loaded.target.memory_plan
+        limit = plan.limit_bytes
+        left = None if limit is None else limit - plan.weight_bytes
+        draft, tokenizer = _load_pair(draft_model, dtype, None, left)
         pair = LoadedModel(draft, tokenizer, None, str(draft_model))
         length = num_draft_tokens or _MODEL_LENGTH
         return DraftModelDrafter(loaded.tokenizer, pair, length)

@@ -46,6 +46,15 @@ class MemoryPlan:
     row_bytes: tuple[int, ...]
     windows: tuple[int | None, ...]
 
+    def including(self, other: "MemoryPlan") -> "MemoryPlan":
+        """Return the plan of two models that run together, under this one's limit."""
+        return MemoryPlan(
+            self.limit_bytes,
+            self.weight_bytes + other.weight_bytes,
+            self.row_bytes + other.row_bytes,
+            self.windows + other.windows,
+        )
+
     def cache_bytes(self, num_tokens: int) -> int:
         """Bytes of the cache buffers that hold ``num_tokens``."""
         rows = capacity_for(num_tokens)

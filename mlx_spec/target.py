@@ -6,6 +6,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from mlx_spec.cache import ModelCache
+from mlx_spec.memory import MemoryPlan
 
 Tokens = Sequence[int] | mx.array
 
@@ -21,6 +22,11 @@ class Target(Protocol):
     @property
     def max_context(self) -> int | None:
         """Longest sequence in tokens, None if there is no limit."""
+        ...
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """What weights and caches need at each context length."""
         ...
 
     def new_cache(self) -> ModelCache:

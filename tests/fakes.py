@@ -13,6 +13,7 @@ from mlx_spec import (
     ModelConfig,
     Sampler,
 )
+from mlx_spec.memory import MemoryPlan
 from mlx_spec.target import Tokens
 
 TINY = {
@@ -51,6 +52,10 @@ class CountingTarget:
     @property
     def max_context(self) -> int | None:
         return self.decoder.max_context
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        return self.decoder.memory_plan
 
     def new_cache(self) -> ModelCache:
         return self.decoder.new_cache()

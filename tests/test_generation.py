@@ -347,3 +347,15 @@ def test_going_on_with_a_turn_that_another_replaced_is_refused(
     )
     fresh = list(stream_generate(model, [5, 6], max_tokens=9))
     assert [r.token for r in again] == [r.token for r in fresh]
+
+
+def test_the_draft_model_and_its_cache_are_counted_too(folder: Path) -> None:
+    alone = load(folder, "none").target.memory_plan
+    weights, cache = alone.weight_bytes, alone.cache_bytes(256)
+    pair = load(folder, draft_model=folder, memory_limit=2 * (weights + cache))
+    assert pair.target.memory_plan.weight_bytes == 2 * weights
+    assert generate(pair, [1] * 10, max_tokens=50)
+    with pytest.raises(CapacityError, match="up to 256 tokens fit"):
+        generate(pair, [1] * 10, max_tokens=300)
+    with pytest.raises(CapacityError, match="smaller model"):
+        load(folder, draft_model=folder, memory_limit=2 * weights)

@@ -8,6 +8,7 @@ import mlx.core as mx
 from mlx_spec.cache import common_length
 from mlx_spec.draft import DraftBlock
 from mlx_spec.errors import LoadError
+from mlx_spec.memory import MemoryPlan
 from mlx_spec.sampling import (
     Purpose,
     Sampler,
@@ -71,6 +72,11 @@ class DraftModelDrafter:
         # The cache holds the rows of these tokens, then of the block's but its last.
         self._known: list[int] = []
         self._block = DraftBlock.empty()
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """What the draft model and its cache need."""
+        return self._model.memory_plan
 
     def follow(
         self, sampling: SamplingParams, seed: int, is_coupled: bool, vocab_size: int
