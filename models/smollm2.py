@@ -13,7 +13,6 @@ A folder that is already complete is left alone.
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -46,17 +45,19 @@ _PARTS = {
 
 
 class BuildError(RuntimeError):
-    """The package cannot be had or is not what was expected."""
+    """The folder is taken, or the package cannot be had or is not as expected."""
 
 
 def build(folder: Path, form: Form = "4bit") -> Path:
     """Write the checkpoint unless it is there; return its folder.
 
     Raises:
-        BuildError: If the package cannot be downloaded or read.
+        BuildError: If the folder holds something else, or the package cannot be
+            downloaded or read.
     """
     if (folder / "config.json").is_file():
         return folder
+    _check_free(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         loaded = mx.load(str(_download(Path(scratch))), return_metadata=True)
@@ -70,14 +71,24 @@ def build(folder: Path, form: Form = "4bit") -> Path:
     return folder
 
 
+def _check_free(folder: Path) -> None:
+    if folder.is_dir():
+        if any(folder.iterdir()):
+            raise BuildError(
+                f"{folder} is not empty and is no finished checkpoint: "
+                "name another folder, or empty this one"
+            )
+    elif folder.exists():
+        raise BuildError(f"{folder} is a file: name a folder")
+
+
 def _put_in_place(finished: Path, folder: Path) -> None:
     """Move a finished folder; if another process was faster, keep that one."""
-    if folder.exists() and not (folder / "config.json").is_file():
-        shutil.rmtree(folder)
     try:
-        finished.rename(folder)
+        finished.rename(folder)  # in the place of an empty folder, if there is one
     except OSError:
         if not (folder / "config.json").is_file():
+            _check_free(folder)
             raise
 
 
