@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from mlx_spec.errors import SpecError
 from mlx_spec_app.errors import UsageError
 from mlx_spec_app.request import LoadRequest, Request
+from mlx_spec_models.embedded import embedded_model
 
 
 def utf8_text(text: str) -> str:
@@ -25,7 +26,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "model_name",
         nargs="?",
         metavar="MODEL",
-        help="folder or Hugging Face repository id (or use --model)",
+        help="folder or Hugging Face repository id, as --model too "
+        "(default: the small demo model that is installed with mlx-spec)",
     )
     model.add_argument("--model", metavar="MODEL", help=argparse.SUPPRESS)
     model.add_argument(
@@ -107,21 +109,25 @@ def load_request_from(args: argparse.Namespace) -> LoadRequest:
     """Check what ``add_model_arguments`` declared and put it together.
 
     Raises:
-        UsageError: If there is not one model, or two settings contradict.
+        UsageError: If there are two models, or two settings contradict.
+        LoadError: If no model is named and the embedded one is missing.
     """
     from mlx_spec.loading import check_drafter
 
-    given = {name for name in (args.model_name, args.model) if name}
+    given = {name for name in (args.model_name, args.model) if name is not None}
     if len(given) > 1:
         raise UsageError(
             f"two models are given: {args.model_name} and {args.model}", "name one"
         )
-    if not given:
-        raise UsageError("no model is given", "name a folder or repository: --model")
+    if "" in given:
+        raise UsageError(
+            "the name of the model is empty", "name one, or leave the flag out"
+        )
     with usage_errors():
         check_drafter(args.drafter, args.draft_model, args.num_draft_tokens)
     return LoadRequest(
-        model=given.pop(),
+        model=next(iter(given)) if given else str(embedded_model()),
+        is_embedded=not given,
         drafter=args.drafter,
         draft_model=args.draft_model,
         num_draft_tokens=args.num_draft_tokens,

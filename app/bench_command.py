@@ -52,8 +52,10 @@ def run(args: argparse.Namespace, backend: "Backend") -> int:
     results = _measure(args, backend.load(request), sampling)
     machine = _machine()
     if args.json:
-        print(json.dumps({"machine": machine, **results}, indent=2))
+        head = {"model": request.name, "machine": machine}
+        print(json.dumps(head | results, indent=2))
         return 0
+    print(f"model: {request.name}")
     print(*(f"{key}: {value}" for key, value in machine.items()), sep="\n")
     for suite, rows in results.items():
         print(f"\n{suite}")

@@ -153,7 +153,9 @@ def _top_parser() -> argparse.ArgumentParser:
         description="Lossless speculative decoding on MLX.",
         epilog=f"commands:\n{listing}\n\n"
         "mlx-spec COMMAND --help lists the options of a command. Without a command, a "
-        "terminal\ngets the chat; with -p or a pipe the answer goes to stdout.",
+        "terminal\ngets the chat; with -p or a pipe the answer goes to stdout. "
+        "Without a model, the\nsmall demo model that is installed with mlx-spec is "
+        "used.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=True,
     )

@@ -12,6 +12,7 @@ from mlx_spec_app.arguments import (
     request_from,
     utf8_text,
 )
+from mlx_spec_app.demo import introduction
 from mlx_spec_app.errors import UsageError
 from mlx_spec_app.figures import Figures, TurnEnd
 from mlx_spec_app.streams import is_terminal, read_stdin
@@ -70,6 +71,8 @@ def run(args: argparse.Namespace, backend: "Backend") -> int:
         )
     text = _prompt_text(args.prompt)
     model = backend.load(request.load)
+    if request.load.is_embedded and is_terminal(sys.stderr):
+        print(f"note: {introduction('generate')}", file=sys.stderr)
     prompt: Any = text
     if request.system_prompt is not None:
         prompt = request.messages([{"role": "user", "content": text}])

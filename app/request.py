@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mlx_spec_models.embedded import EMBEDDED_NAME
+
 if TYPE_CHECKING:
     from mlx_spec.loading import DrafterKind, DtypeName
     from mlx_spec.sampling import SamplingParams
@@ -11,15 +13,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRequest:
-    """Which model and drafter to load; see ``mlx_spec.load``."""
+    """Which model and drafter to load; see ``mlx_spec.load``.
+
+    Attributes:
+        is_embedded: Whether none was named, and ``model`` is the one installed here.
+    """
 
     model: str
+    is_embedded: bool = False
     drafter: "DrafterKind" = "auto"
     draft_model: str | None = None
     num_draft_tokens: int | None = None
     dtype: "DtypeName" = "auto"
     kv_bits: int | None = None
     extra_eos_tokens: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The model's name as it is shown."""
+        return EMBEDDED_NAME if self.is_embedded else self.model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import pytest
 from mlx_spec import LoadedModel, PromptLookupDrafter, SamplingParams, bench, load
 from mlx_spec.bench import BenchSettings
 from mlx_spec_app.cli import main
+from mlx_spec_models import embedded
 from tests.checkpoints import write_text_checkpoint
 
 SETTINGS = BenchSettings(generation_tokens=12, prompt_tokens=40, num_trials=1)
@@ -68,9 +69,19 @@ def test_the_command_prints_a_table_and_json(
     monkeypatch.setattr(sys, "argv", ["mlx-spec"])
     assert main(words) == 0
     table = capsys.readouterr().out
+    assert table.startswith(f"model: {folder}\n")
     assert "speedup" in table
     assert "peak_memory" in table
     assert main([*words, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert set(result) == {"machine", "speed", "prefill"}
+    assert set(result) == {"model", "machine", "speed", "prefill"}
+    assert result["model"] == str(folder)
     assert {row["prompt"] for row in result["speed"]} == set(bench.PROMPTS)
+
+
+def test_without_a_model_the_embedded_one_is_measured(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "EMBEDDED_MODEL", folder)
+    assert main(["bench", "-p", "20", "-n", "1", "--suite", "prefill"]) == 0
+    assert capsys.readouterr().out.startswith("model: tiny-moe (embedded)\n")

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from mlx_spec_app import demo
 from mlx_spec_app.cli import COMMANDS, Parser, main
 from mlx_spec_app.request import LoadRequest, Request
 from mlx_spec_app.settings import VARIABLES, quiet_libraries
+from mlx_spec_models import embedded
 from tests.app.fakes import FakeBackend, broken
 from tests.checkpoints import write_text_checkpoint
 
@@ -283,8 +285,96 @@ def test_the_model_may_be_positional(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backend.loads[0].model == "some/model"
 
 
+def embed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Let a folder be the embedded model, on a machine with 24 GB to use."""
+    (folder / "config.json").touch()
+    monkeypatch.setattr(embedded, "EMBEDDED_MODEL", folder)
+    monkeypatch.setattr(demo, "usable_memory", lambda: 24 * 10**9)
+
+
+@pytest.mark.parametrize("words", [["generate", "-p", "hi"], ["-p", "hi"], []])
+def test_without_a_model_the_embedded_one_answers(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    embed(monkeypatch, tmp_path)
+    backend = FakeBackend()
+    stdin = None if words else b"hi"
+    assert run(monkeypatch, *words, backend=backend, stdin=stdin) == 0
+    (load,) = backend.loads
+    assert load == LoadRequest(model=str(tmp_path), is_embedded=True)
+    assert load.name == "tiny-moe (embedded)"
+    assert capsys.readouterr() == ("ok\n", ""), "stderr is no terminal"
+
+
+@pytest.mark.parametrize("words", [["--model", "m"], ["m"]])
+def test_a_named_model_is_not_the_embedded_one(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = FakeBackend()
+    run(monkeypatch, "generate", *words, "-p", "hi", backend=backend)
+    env = {"MLX_SPEC_MODEL": "m"}
+    run(monkeypatch, "generate", "-p", "hi", backend=backend, env=env)
+    assert backend.loads == [LoadRequest(model="m")] * 2
+    assert backend.loads[0].name == "m"
+
+
+class Screen(io.StringIO):
+    """A terminal that is written to."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_is_told_what_the_embedded_model_is(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    embed(monkeypatch, tmp_path)
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
+    assert run(monkeypatch, "-p", "hi") == 0
+    assert screen.getvalue() == (
+        "note: A 4-million-parameter demo model that knows capitals, elements, units, "
+        "small sums and text editing. A real one: "
+        "mlx-spec generate mlx-community/Qwen3-30B-A3B-4bit\n"
+    )
+    assert capsys.readouterr().out == "ok\n"
+    assert run(monkeypatch, *BASE) == 0
+    assert screen.getvalue().count("note:") == 1, "not of a model the user named"
+
+
+def test_where_no_known_model_fits_none_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(demo, "usable_memory", lambda: 10**9)
+    assert demo.introduction("chat").endswith("A real one: mlx-spec chat MODEL")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_missing_embedded_model_is_an_error_that_says_what_to_do(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(embedded, "EMBEDDED_MODEL", tmp_path / "gone")
+    backend = FakeBackend()
+    assert run(monkeypatch, name, backend=backend) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == (
+        "error: the embedded model is missing: there is no "
+        f"{tmp_path}/gone/config.json\n"
+        "hint: install mlx-spec again, or name a folder or repository: --model\n"
+    )
+    assert backend.loads == []
+
+
 USAGE: list[tuple[list[str], bytes | None, str]] = [
-    (["generate", "-p", "hi"], None, "no model is given"),
+    (["generate", "--model", "", "-p", "hi"], None, "name of the model is empty"),
     ([*BASE, "--temp", "-1"], None, "temperature is -1"),
     ([*BASE, "--temp", "nan"], None, "temperature is nan"),
     ([*BASE, "--temp", "warm"], None, "invalid float value"),
@@ -308,7 +398,6 @@ USAGE: list[tuple[list[str], bytes | None, str]] = [
     ([*BASE, "-s", "caf\udce9"], None, "not UTF-8"),
     ([*BASE, "other"], None, "two models are given: other and m"),
     ([*BASE, "-s", "be", "--ignore-chat-template"], None, "needs the chat template"),
-    (["bench"], None, "no model is given"),
     (["bench", "m", "-n", "0"], None, "--num-trials is 0"),
 ]
 
@@ -497,6 +586,18 @@ def test_the_real_command_gives_the_same_text_with_and_without_a_drafter(
     first, second = json.loads(plain.stdout), json.loads(drafted.stdout)
     assert first["tokens"] == second["tokens"]
     assert first["text"] == second["text"]
+
+
+def test_an_embedded_checkpoint_answers_without_a_network(
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(embedded, "EMBEDDED_MODEL", checkpoint)
+    monkeypatch.setattr(sys, "stdin", Pipe(None))
+    assert main(["-p", "hi", "-m", "4", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert 1 <= result["generation_tokens"] <= 4
 
 
 def test_output_is_utf8_where_the_locale_is_not(checkpoint: Path) -> None:

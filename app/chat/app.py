@@ -30,6 +30,7 @@ from mlx_spec_app.chat.widgets import (
     StatusLine,
     UserTurn,
 )
+from mlx_spec_app.demo import introduction
 from mlx_spec_app.figures import Figures
 from mlx_spec_app.request import Request
 
@@ -67,7 +68,8 @@ class ChatApp(App[None]):
         self._drafter = ""
         self._is_loaded = False
         self._quit_asked_at = float("-inf")
-        self._turns = VerticalScroll(id="turns")
+        greeting = [Notice(introduction("chat"))] if request.load.is_embedded else []
+        self._turns = VerticalScroll(*greeting, id="turns")
         self._prompt = PromptArea(
             id="prompt", placeholder="Message (Enter sends, Ctrl+J new line)"
         )
@@ -95,7 +97,7 @@ class ChatApp(App[None]):
     def on_mount(self) -> None:
         self._prompt.focus()
         self._turns.anchor()
-        self._status.busy(f"loading {self._request.load.model}")
+        self._status.busy(f"loading {self._request.load.name}")
         self._show_figures(None)
         # After the first paint, so that the screen is there while the model loads.
         self.call_after_refresh(self.engine.start)
@@ -112,7 +114,7 @@ class ChatApp(App[None]):
     def _on_model_loaded(self, message: ModelLoaded) -> None:
         self._is_loaded = True
         self._drafter = message.drafter
-        self._status.say(self._request.load.model)
+        self._status.say(self._request.load.name)
         self._show_figures(None)
 
     @on(LoadFailed)
@@ -174,7 +176,7 @@ class ChatApp(App[None]):
         self._messages.append({"role": "assistant", "content": answer.text})
         self._answer = None
         self._show_figures(message.figures)
-        self._status.say(self._request.load.model)
+        self._status.say(self._request.load.name)
 
     @on(TurnFailed)
     async def _on_turn_failed(self, message: TurnFailed) -> None:
@@ -188,7 +190,7 @@ class ChatApp(App[None]):
         await answer.remove()
         self._answer = None
         await self._notice(f"error: {message.error}", is_error=True)
-        self._status.say(self._request.load.model)
+        self._status.say(self._request.load.name)
 
     def action_interrupt(self) -> None:
         """Stop the answer."""

@@ -15,6 +15,7 @@ from textual.widget import Widget
 from textual.widgets import Markdown, Static
 
 from mlx_spec import SamplingParams
+from mlx_spec_app import demo
 from mlx_spec_app.chat import app as app_module
 from mlx_spec_app.chat import commands
 from mlx_spec_app.chat.app import ChatApp
@@ -31,14 +32,11 @@ WIDE, NARROW = (120, 36), (80, 24)
 
 
 def request(**changes: Any) -> Request:
-    return Request(
-        load=LoadRequest(model="some/model"),
-        sampling=SamplingParams(),
-        max_tokens=64,
-        **changes,
-    )
+    settings = {"load": LoadRequest(model="some/model"), "max_tokens": 64} | changes
+    return Request(sampling=SamplingParams(), **settings)
 
 
+EMBEDDED = LoadRequest(model="/a/long/path/tiny-moe", is_embedded=True)
 Body = Callable[[ChatApp, Pilot[None]], Awaitable[None]]
 
 
@@ -183,6 +181,36 @@ def test_the_screen_is_there_while_the_model_loads() -> None:
         await answered(app, pilot)
 
     run(backend, body)
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_the_embedded_model_introduces_itself_and_names_a_real_one(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "usable_memory", lambda: 24 * 10**9)
+    backend = FakeBackend()
+
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        notice = app.query_one(Notice)
+        text = text_of(notice)
+        assert text.startswith("A 4-million-parameter demo model")
+        assert text.endswith("mlx-spec chat mlx-community/Qwen3-30B-A3B-4bit")
+        assert notice.size.height <= 3
+        assert status(app) == "tiny-moe (embedded)"
+        await send(app, pilot, "Hi")
+        await answered(app, pilot)
+        assert status(app) == "tiny-moe (embedded)"
+
+    run(backend, body, size, load=EMBEDDED)
+    assert backend.loads == [EMBEDDED]
+
+
+def test_a_named_model_is_not_introduced() -> None:
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        assert not app.query(Notice)
+        assert status(app) == "some/model"
+
+    run(FakeBackend(), body)
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_app_with_the_error() -> None:

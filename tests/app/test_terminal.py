@@ -6,8 +6,11 @@ import select
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+
+from tests.checkpoints import write_text_checkpoint
 
 BUSY = """
 import sys
@@ -92,7 +95,30 @@ def test_a_model_that_is_not_there_is_an_error_after_the_screen(
     assert terminal.shown.index("error: there is no folder") > screen_left
 
 
-def test_a_chat_without_a_model_says_so() -> None:
-    terminal = Terminal("-m", "mlx_spec_app")
-    assert terminal.exit_code() == 2
-    assert "error: no model is given" in terminal.shown
+EMBEDDED = """
+import sys
+from pathlib import Path
+from mlx_spec_app.cli import main
+from mlx_spec_models import embedded
+
+embedded.EMBEDDED_MODEL = Path(sys.argv[1])
+sys.exit(main([]))
+"""
+
+
+def test_a_chat_without_a_model_loads_the_embedded_one(tmp_path: Path) -> None:
+    folder = write_text_checkpoint(tmp_path / "model")
+    terminal = Terminal("-c", EMBEDDED, str(folder))
+    terminal.read_until("demo model")
+    terminal.read_until("drafter: lookup")
+    assert "tiny-moe (embedded)" in terminal.shown
+    assert str(folder) not in terminal.shown
+    terminal.type(b"\x04")
+    assert terminal.exit_code() == 0
+
+
+def test_a_chat_without_its_embedded_model_says_so_before_the_screen() -> None:
+    terminal = Terminal("-c", EMBEDDED, "/no/such/folder")
+    assert terminal.exit_code() == 1
+    assert "error: the embedded model is missing" in terminal.shown
+    assert "\x1b[?1049h" not in terminal.shown
