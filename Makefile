@@ -1,4 +1,4 @@
-# make chat    set up and start the terminal chat on a small real model
+# make chat    set up and start the terminal chat on the embedded model
 # make test    set up and run all tests
 # make lint    set up and run the linters and the type checker
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -6,15 +6,14 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	&& echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
-MODEL := build/smollm2
 # mypy does not see through editable installs: the packages under their own names.
 TYPES := $(VENV)/types
 ARGS ?=
 
 .PHONY: chat test lint clean
 
-chat: $(VENV)/.app $(MODEL)/config.json
-	@$(BIN)/mlx-spec chat --model $(MODEL) $(ARGS)
+chat: $(VENV)/.app
+	@$(BIN)/mlx-spec chat $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 $(ARGS)
@@ -31,10 +30,6 @@ lint: $(VENV)/.dev
 
 clean:
 	rm -rf $(VENV) build .hypothesis .mypy_cache .pytest_cache .ruff_cache *.egg-info
-
-$(MODEL)/config.json: | $(VENV)/.app
-	@echo "Building SmolLM2-135M, once (about 100 MB) …"
-	@$(BIN)/python -m mlx_spec_models.smollm2 $(MODEL)
 
 $(VENV)/.app: pyproject.toml | $(VENV)/bin/python
 	@echo "Installing, once …"
