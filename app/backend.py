@@ -19,7 +19,11 @@ class Backend(Protocol):
         ...
 
     def new_conversation(self, model: "LoadedModel") -> "Conversation":
-        """Begin a conversation."""
+        """Begin a conversation.
+
+        Raises:
+            LoadError: If the model has no chat template to put messages into.
+        """
         ...
 
     def answer(
@@ -53,7 +57,13 @@ class LibraryBackend:
 
     def new_conversation(self, model: "LoadedModel") -> "Conversation":
         from mlx_spec.conversation import Conversation
+        from mlx_spec.errors import LoadError
 
+        if not model.tokenizer.has_chat_template:
+            raise LoadError(
+                f"{model.name} has no chat template",
+                "it completes text: use mlx-spec generate, or choose a chat model",
+            )
         return Conversation(model.target)
 
     def answer(

@@ -1,12 +1,13 @@
 """The chat on the real library: one cache a conversation, reused from turn to turn."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mlx_spec import SamplingParams
+from mlx_spec import LoadError, SamplingParams
 from mlx_spec_app.backend import LibraryBackend
 from mlx_spec_app.chat.app import ChatApp
 from mlx_spec_app.chat.widgets import AnswerTurn, PromptArea
@@ -16,16 +17,19 @@ from tests.app.test_chat import until
 from tests.checkpoints import write_text_checkpoint
 
 
-def figures_of_turns(
-    folder: Path, max_tokens: int, questions: list[str]
-) -> list[Figures]:
-    """Ask one question after the other in the chat; return each answer's figures."""
-    request = Request(
+def request_for(folder: Path, max_tokens: int) -> Request:
+    return Request(
         load=LoadRequest(model=str(folder)),
         sampling=SamplingParams(),
         max_tokens=max_tokens,
     )
-    app = ChatApp(request, LibraryBackend())
+
+
+def figures_of_turns(
+    folder: Path, max_tokens: int, questions: list[str]
+) -> list[Figures]:
+    """Ask one question after the other in the chat; return each answer's figures."""
+    app = ChatApp(request_for(folder, max_tokens), LibraryBackend())
     found: list[Figures] = []
 
     async def main() -> None:
@@ -55,6 +59,24 @@ def test_the_second_turn_reads_only_what_is_new(tmp_path: Path) -> None:
     assert first.cached_tokens == 0
     # A random model's bytes need not be the same tokens when they come back as text.
     assert second.cached_tokens >= first.prompt_tokens
+
+
+def test_a_model_without_chat_template_is_refused_at_load(tmp_path: Path) -> None:
+    folder = write_text_checkpoint(tmp_path / "model")
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    del settings["chat_template"]
+    file.write_text(json.dumps(settings))
+    app = ChatApp(request_for(folder, 12), LibraryBackend())
+
+    async def main() -> None:
+        async with app.run_test() as pilot:
+            await until(pilot, lambda: app.failure is not None)
+
+    asyncio.run(main())
+    assert isinstance(app.failure, LoadError)
+    assert app.failure.message == f"{folder} has no chat template"
+    assert "use mlx-spec generate" in app.failure.hint
 
 
 @pytest.mark.model
