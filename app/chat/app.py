@@ -137,14 +137,16 @@ class ChatApp(App[None]):
             await self._send(commands.unescaped(text))
 
     async def _run_command(self, text: str) -> None:
-        command = commands.find(text)
+        name, *arguments = text.split()
+        command = commands.find(name)
         if command is None:
-            name = text.split()[0]
             await self._notice(
                 f"error: there is no command {name}; /help lists them, "
                 "// begins a message with a slash",
                 is_error=True,
             )
+        elif arguments:
+            await self._notice(f"error: {name} takes no argument", is_error=True)
         else:
             self._prompt.clear()
             await self.run_action(command.action)

@@ -40,9 +40,9 @@ FIGURES_HELP = (
 )
 
 
-def find(text: str) -> SlashCommand | None:
-    """Return the command a line such as ``/new`` names, if there is one."""
-    return _BY_NAME.get(text.removeprefix("/").strip().lower())
+def find(name: str) -> SlashCommand | None:
+    """Return the command of a name such as ``/new``, if there is one."""
+    return _BY_NAME.get(name.removeprefix("/").lower())
 
 
 def is_command(text: str) -> bool:

@@ -343,6 +343,20 @@ def test_an_unknown_command_is_an_error_that_keeps_the_text(text: str) -> None:
     assert backend.asked == []
 
 
+@pytest.mark.parametrize("text", ["/new now", "/NEW\nnow", "/quit please"])
+def test_a_command_with_an_argument_is_an_error_that_keeps_the_text(text: str) -> None:
+    async def body(app: ChatApp, pilot: Pilot[None]) -> None:
+        await send(app, pilot, text)
+        await until(pilot, lambda: bool(app.query(Notice)))
+        name = text.split()[0]
+        assert text_of(app.query_one(Notice)) == f"error: {name} takes no argument"
+        assert app.query_one(Notice).has_class("-error")
+        assert app.query_one(PromptArea).text == text
+        assert app.is_running
+
+    run(FakeBackend(), body)
+
+
 @pytest.mark.parametrize("size", [WIDE, NARROW])
 @pytest.mark.parametrize("way", ["f1", "/help", "/?"])
 def test_help_fits_the_screen_and_escape_closes_it(
