@@ -1,22 +1,12 @@
 """The flags that ``chat`` and ``generate`` share, named as mlx-lm names them."""
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from mlx_spec.errors import SpecError
 from mlx_spec_app.errors import UsageError
 from mlx_spec_app.request import LoadRequest, Request
+from mlx_spec_app.values import positive, sampling_value, utf8_text
 from mlx_spec_models.embedded import embedded_model
-
-
-def utf8_text(text: str) -> str:
-    """Read the value of a flag that is given to the tokenizer."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise argparse.ArgumentTypeError("the text is not UTF-8") from error
-    return text
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +31,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     model.add_argument(
         "--num-draft-tokens",
-        type=int,
+        type=positive,
         metavar="N",
         help="tokens to draft a round at most (default: the drafter's own)",
     )
@@ -59,11 +49,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     model.add_argument(
         "--extra-eos-token",
-        nargs="+",
+        action="append",
         type=utf8_text,
         default=[],
         metavar="TOKEN",
-        help="further tokens that end an answer",
+        help="a further token that ends an answer; may be given several times",
     )
 
 
@@ -74,7 +64,7 @@ def add_generation_arguments(parser: argparse.ArgumentParser, max_tokens: int) -
     answer.add_argument(
         "--max-tokens",
         "-m",
-        type=int,
+        type=positive,
         default=max_tokens,
         metavar="N",
         help="tokens to generate at most (default: %(default)s)",
@@ -87,16 +77,29 @@ def add_generation_arguments(parser: argparse.ArgumentParser, max_tokens: int) -
         (("--repetition-penalty",), float, 1.0, "1 is off"),
         (("--presence-penalty",), float, 0.0, "0 is off"),
         (("--frequency-penalty",), float, 0.0, "0 is off"),
-        (("--seed",), int, 0, "seed of all draws"),
-        (("--prefill-step-size",), int, 2048, "prompt tokens a forward pass"),
     ):
+        name = flags[-1].removeprefix("--").replace("-", "_")
         answer.add_argument(
             *flags,
-            type=kind,
+            type=sampling_value(name, kind),
             default=default,
             metavar="N",
             help=f"{text} (default: %(default)s)",
         )
+    answer.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seed of all draws (default: %(default)s)",
+    )
+    answer.add_argument(
+        "--prefill-step-size",
+        type=positive,
+        default=2048,
+        metavar="N",
+        help="prompt tokens a forward pass (default: %(default)s)",
+    )
     answer.add_argument(
         "--rule",
         choices=("rejection", "coupled"),
@@ -123,8 +126,10 @@ def load_request_from(args: argparse.Namespace) -> LoadRequest:
         raise UsageError(
             "the name of the model is empty", "name one, or leave the flag out"
         )
-    with usage_errors():
+    try:
         check_drafter(args.drafter, args.draft_model, args.num_draft_tokens)
+    except SpecError as error:
+        raise UsageError(error.message, error.hint) from error
     return LoadRequest(
         model=next(iter(given)) if given else str(embedded_model()),
         is_embedded=not given,
@@ -137,44 +142,12 @@ def load_request_from(args: argparse.Namespace) -> LoadRequest:
     )
 
 
-def check_positive(args: argparse.Namespace, *names: str) -> None:
-    """Check that flags hold 1 or more.
-
-    Raises:
-        UsageError: Naming the first that does not.
-    """
-    for name in names:
-        if getattr(args, name) < 1:
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} is {getattr(args, name)}", "use 1 or more")
-
-
-@contextmanager
-def usage_errors() -> Iterator[None]:
-    """Turn what the library says of a setting into an error of usage."""
-    try:
-        yield
-    except SpecError as error:
-        raise UsageError(error.message, error.hint) from error
-
-
 def request_from(args: argparse.Namespace) -> Request:
-    """Check all flags and put them together.
-
-    Raises:
-        UsageError: If a value, or two together, cannot be used.
-    """
-    check_positive(args, "max_tokens", "prefill_step_size")
-    load = load_request_from(args)
-    with usage_errors():
-        return _request_from(args, load)
-
-
-def _request_from(args: argparse.Namespace, load: LoadRequest) -> Request:
+    """Put all flags together; see ``load_request_from``."""
     from mlx_spec.sampling import SamplingParams
 
     return Request(
-        load=load,
+        load=load_request_from(args),
         sampling=SamplingParams(
             temperature=args.temp,
             top_p=args.top_p,

@@ -6,12 +6,8 @@ import platform
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mlx_spec_app.arguments import (
-    add_model_arguments,
-    check_positive,
-    load_request_from,
-    usage_errors,
-)
+from mlx_spec_app.arguments import add_model_arguments, load_request_from
+from mlx_spec_app.values import positive, sampling_value
 
 if TYPE_CHECKING:
     from mlx_spec.bench import Row
@@ -33,11 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=["speed"],
         help="what to measure (default: speed, the drafter against plain decoding)",
     )
-    bench.add_argument("--prompt-tokens", "-p", type=int, default=4096, metavar="N")
-    bench.add_argument("--generation-tokens", "-g", type=int, default=200, metavar="N")
-    bench.add_argument("--num-trials", "-n", type=int, default=5, metavar="N")
-    bench.add_argument("--temp", type=float, default=0.0, metavar="N")
-    bench.add_argument("--top-p", type=float, default=1.0, metavar="N")
+    for flags, default in (
+        (("--prompt-tokens", "-p"), 4096),
+        (("--generation-tokens", "-g"), 200),
+        (("--num-trials", "-n"), 5),
+    ):
+        bench.add_argument(*flags, type=positive, default=default, metavar="N")
+    temperature = sampling_value("temperature", float)
+    bench.add_argument("--temp", type=temperature, default=0.0, metavar="N")
+    top_p = sampling_value("top_p", float)
+    bench.add_argument("--top-p", type=top_p, default=1.0, metavar="N")
     bench.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -45,10 +46,8 @@ def run(args: argparse.Namespace, backend: "Backend") -> int:
     """Measure and print; return the exit code."""
     from mlx_spec.sampling import SamplingParams
 
-    check_positive(args, "prompt_tokens", "generation_tokens", "num_trials")
     request = load_request_from(args)
-    with usage_errors():
-        sampling = SamplingParams(temperature=args.temp, top_p=args.top_p)
+    sampling = SamplingParams(temperature=args.temp, top_p=args.top_p)
     results = _measure(args, backend.load(request), sampling)
     machine = _machine()
     if args.json:

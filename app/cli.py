@@ -20,7 +20,7 @@ from mlx_spec_app.errors import UsageError, report
 from mlx_spec_app.settings import flags_from, quiet_libraries
 from mlx_spec_app.streams import is_terminal, prepare
 
-OK, RUNTIME_ERROR, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
+RUNTIME_ERROR, USAGE_ERROR, INTERRUPTED = 1, 2, 130
 
 COMMANDS = {
     "chat": ("mlx_spec_app.chat_command", "chat in the terminal (the default)"),
@@ -92,6 +92,7 @@ def _run(words: list[str], backend: Backend) -> int:
         epilog="MLX_SPEC_MODEL, MLX_SPEC_TEMP and the like give defaults of flags.",
     )
     command.add_arguments(parser)
+    _add_version(parser)
     parser.add_argument(
         "--debug", action="store_true", help="show where an error came from"
     )
@@ -133,21 +134,26 @@ _TOP_LEVEL = ("-h", "--help", "--version")
 
 def _without_command(words: list[str]) -> int:
     parser = _top_parser()
-    if words[0] == "--version":
-        print(f"mlx-spec {__version__}")
-        return OK
     if words[0] in _TOP_LEVEL:
-        parser.print_help()
-        return OK
+        parser.parse_args(words[:1])  # prints, and exits
     parser.print_usage(sys.stderr)
     known = ", ".join(COMMANDS)
     report(UsageError(f"there is no command {words[0]!r}", f"commands: {known}"))
     return USAGE_ERROR
 
 
+def _add_version(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"mlx-spec {__version__}",
+        help="show the version and exit",
+    )
+
+
 def _top_parser() -> argparse.ArgumentParser:
     listing = "\n".join(f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items())
-    return argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="mlx-spec",
         usage="mlx-spec [COMMAND] [OPTIONS]",
         description="Lossless speculative decoding on MLX.",
@@ -157,5 +163,6 @@ def _top_parser() -> argparse.ArgumentParser:
         "Without a model, the\nsmall demo model that is installed with mlx-spec is "
         "used.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        add_help=True,
     )
+    _add_version(parser)
+    return parser

@@ -10,12 +10,12 @@ from mlx_spec_app.arguments import (
     add_generation_arguments,
     add_model_arguments,
     request_from,
-    utf8_text,
 )
 from mlx_spec_app.demo import introduction
 from mlx_spec_app.errors import UsageError
 from mlx_spec_app.figures import Figures, TurnEnd
 from mlx_spec_app.streams import is_terminal, read_stdin
+from mlx_spec_app.values import utf8_text
 
 if TYPE_CHECKING:
     from mlx_spec.generation import GenerationResponse

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from mlx_spec import __version__
 from mlx_spec_app import demo
 from mlx_spec_app.cli import COMMANDS, Parser, main
 from mlx_spec_app.request import LoadRequest, Request
@@ -60,7 +61,11 @@ FLAGS: list[tuple[list[str], str, Any]] = [
     (["--num-draft-tokens", "7"], "load.num_draft_tokens", 7),
     (["--dtype", "float32"], "load.dtype", "float32"),
     (["--kv-bits", "8"], "load.kv_bits", 8),
-    (["--extra-eos-token", "a", "b"], "load.extra_eos_tokens", ("a", "b")),
+    (
+        ["--extra-eos-token", "a", "--extra-eos-token", "b"],
+        "load.extra_eos_tokens",
+        ("a", "b"),
+    ),
     (["--max-tokens", "9"], "max_tokens", 9),
     (["-m", "9"], "max_tokens", 9),
     (["--temp", "0.7"], "sampling.temperature", 0.7),
@@ -279,9 +284,18 @@ def test_a_prompt_without_a_command_generates(
     assert backend.asked[0][0] == "hi"
 
 
-def test_the_model_may_be_positional(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("some/model", "-p", "hi"),
+        ("-p", "hi", "--extra-eos-token", "a", "some/model"),
+    ],
+)
+def test_the_model_may_be_positional(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     backend = FakeBackend()
-    run(monkeypatch, "generate", "some/model", "-p", "hi", backend=backend)
+    run(monkeypatch, "generate", *words, backend=backend)
     assert backend.loads[0].model == "some/model"
 
 
@@ -381,9 +395,10 @@ USAGE: list[tuple[list[str], bytes | None, str]] = [
     ([*BASE, "--top-p", "1.5"], None, "top_p is 1.5"),
     ([*BASE, "--min-p", "-0.1"], None, "min_p is -0.1"),
     ([*BASE, "--top-k", "-3"], None, "top_k is -3"),
-    ([*BASE, "--max-tokens", "0"], None, "--max-tokens is 0"),
-    ([*BASE, "--num-draft-tokens", "0"], None, "num_draft_tokens is 0"),
-    ([*BASE, "--prefill-step-size", "0"], None, "--prefill-step-size is 0"),
+    ([*BASE, "--max-tokens", "0"], None, "--max-tokens/-m: 0 is too small"),
+    ([*BASE, "--max-tokens", "few"], None, "invalid int value: 'few'"),
+    ([*BASE, "--num-draft-tokens", "0"], None, "--num-draft-tokens: 0 is too small"),
+    ([*BASE, "--prefill-step-size", "0"], None, "--prefill-step-size: 0 is too small"),
     ([*BASE, "--kv-bits", "3"], None, "invalid choice"),
     ([*BASE, "--drafter", "ngram"], None, "invalid choice"),
     ([*BASE, "--drafter", "model"], None, "--draft-model"),
@@ -398,7 +413,8 @@ USAGE: list[tuple[list[str], bytes | None, str]] = [
     ([*BASE, "-s", "caf\udce9"], None, "not UTF-8"),
     ([*BASE, "other"], None, "two models are given: other and m"),
     ([*BASE, "-s", "be", "--ignore-chat-template"], None, "needs the chat template"),
-    (["bench", "m", "-n", "0"], None, "--num-trials is 0"),
+    (["bench", "m", "-n", "0"], None, "--num-trials/-n: 0 is too small, use 1 or more"),
+    (["bench", "m", "--top-p", "2"], None, "top_p is 2.0, use above 0 and at most 1"),
 ]
 
 
@@ -497,11 +513,36 @@ def test_the_environment_may_name_the_model(monkeypatch: pytest.MonkeyPatch) -> 
     assert [load.model for load in backend.loads] == ["env", "typed"]
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("TEMP", "warm", "argument --temp/--temperature: invalid float value: 'warm'"),
+        ("TEMP", "-1", "argument --temp/--temperature: temperature is -1.0, use 0, or"),
+        ("TOP_P", "1.5", "argument --top-p: top_p is 1.5, use above 0"),
+        ("TOP_K", "-3", "argument --top-k: top_k is -3, use 0 or more"),
+        ("MIN_P", "2", "argument --min-p: min_p is 2.0, use from 0 to 1"),
+        ("REPETITION_PENALTY", "0", "argument --repetition-penalty: repetition_pen"),
+        ("PRESENCE_PENALTY", "1e9", "argument --presence-penalty: presence_penalty is"),
+        ("FREQUENCY_PENALTY", "nan", "argument --frequency-penalty: frequency_penal"),
+        ("MAX_TOKENS", "0", "argument --max-tokens/-m: 0 is too small, use 1 or more"),
+        ("NUM_DRAFT_TOKENS", "0", "argument --num-draft-tokens: 0 is too small"),
+        ("PREFILL_STEP_SIZE", "0", "argument --prefill-step-size: 0 is too small"),
+        ("KV_BITS", "3", "argument --kv-bits: invalid choice"),
+    ],
+)
 def test_a_bad_variable_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    variable: str,
+    value: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(monkeypatch, *BASE, env={"MLX_SPEC_TEMP": "warm"}) == 2
-    assert "error: MLX_SPEC_TEMP: argument --temp" in capsys.readouterr().err
+    backend = FakeBackend()
+    env = {f"MLX_SPEC_{variable}": value}
+    assert run(monkeypatch, *BASE, backend=backend, env=env) == 2
+    expected = f"error: MLX_SPEC_{variable}: {message}"
+    assert capsys.readouterr().err.startswith(expected)
+    assert backend.loads == []
 
 
 def test_every_variable_stands_for_a_flag_of_generate_and_chat() -> None:
@@ -527,6 +568,31 @@ def test_the_libraries_are_quiet_unless_asked(
     assert disabled == ("0" if with_progress else "1")
     assert os.environ["HF_HUB_VERBOSITY"] == "error"
     assert os.environ["TRANSFORMERS_VERBOSITY"] == "info"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["--temp", "1"], *([name] for name in COMMANDS)],
+)
+def test_the_version_is_shown(
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, *words, "--version") == 0
+    assert capsys.readouterr() == (f"mlx-spec {__version__}\n", "")
+
+
+@pytest.mark.parametrize("words", [["--help"], *([n, "--help"] for n in COMMANDS)])
+def test_help_lists_the_version_and_what_is_used_without_a_model(
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, *words) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--version" in text
+    assert "small demo model that is installed with mlx-spec" in text
 
 
 HEAVY = ("mlx", "mlx_lm", "transformers", "textual", "numpy")
