@@ -22,12 +22,16 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--model", metavar="MODEL", help=argparse.SUPPRESS)
     model.add_argument(
         "--drafter",
-        choices=("auto", "none", "lookup", "model"),
+        choices=("auto", "none", "lookup", "mtp", "model"),
         default="auto",
-        help="what proposes tokens; auto: the draft model if named, else prompt lookup",
+        help="what proposes tokens; mtp: the model's own multi-token prediction layer; "
+        "auto: the draft model if named, else prompt lookup",
     )
     model.add_argument(
-        "--draft-model", metavar="MODEL", help="a smaller model of the same vocabulary"
+        "--draft-model",
+        metavar="MODEL",
+        help="a drafter trained for the model (EAGLE-3, DFlash), or a smaller model of "
+        "the same vocabulary",
     )
     model.add_argument(
         "--num-draft-tokens",

@@ -55,7 +55,7 @@ def _is_overruled(flag: str, typed: argparse.Namespace) -> bool:
         case "--drafter":
             return given.get("draft_model") is not None
         case "--draft-model":
-            return given.get("drafter") in ("none", "lookup")
+            return given.get("drafter") in ("none", "lookup", "mtp")
         case "--system-prompt":
             return bool(given.get("ignore_chat_template"))
     return False

@@ -27,10 +27,15 @@ def attention_mask(num_rows: int, offset: int, window: int | None) -> Mask:
 
 
 class Attention:
-    """One layer's self-attention."""
+    """One layer's self-attention; its input may be wider than its output."""
 
     def __init__(
-        self, config: ModelConfig, rope: Rope, weights: Weights, prefix: str
+        self,
+        config: ModelConfig,
+        rope: Rope,
+        weights: Weights,
+        prefix: str,
+        input_size: int | None = None,
     ) -> None:
         self._heads = config.num_attention_heads
         self._kv_heads = config.num_key_value_heads
@@ -40,10 +45,11 @@ class Attention:
         self._norm_heads = config.qk_norm == "head"
         self._rope = rope
         hidden, bias = config.hidden_size, config.qkv_bias
+        inputs = input_size or hidden
         width, kv_width = self._heads * self._head_dim, self._kv_heads * self._head_dim
-        self._q = weights.linear(f"{prefix}.q_proj", width, hidden, bias)
-        self._k = weights.linear(f"{prefix}.k_proj", kv_width, hidden, bias)
-        self._v = weights.linear(f"{prefix}.v_proj", kv_width, hidden, bias)
+        self._q = weights.linear(f"{prefix}.q_proj", width, inputs, bias)
+        self._k = weights.linear(f"{prefix}.k_proj", kv_width, inputs, bias)
+        self._v = weights.linear(f"{prefix}.v_proj", kv_width, inputs, bias)
         self._o = weights.linear(f"{prefix}.o_proj", hidden, width, config.o_bias)
         self._q_norm: mx.array | None = None
         self._k_norm: mx.array | None = None
@@ -58,11 +64,22 @@ class Attention:
     def __call__(self, x: mx.array, cache: KVCache, mask: Mask) -> mx.array:
         """Attend from x (1, T, H) to the cache and to x itself."""
         offset = cache.seq_len
-        queries = self._rope(self._split(self._q(x), self._heads, self._q_norm), offset)
+        queries = self.queries(x, offset)
+        keys, values = cache.append(*self.keys_and_values(x, offset))
+        return self.mix(queries, keys, values, mask)
+
+    def queries(self, x: mx.array, offset: int) -> mx.array:
+        """Queries (1, heads, T, head_dim) of x (1, T, H), from a position on."""
+        return self._rope(self._split(self._q(x), self._heads, self._q_norm), offset)
+
+    def keys_and_values(self, x: mx.array, offset: int) -> tuple[mx.array, mx.array]:
+        """Keys and values (1, kv_heads, T, head_dim) of x (1, T, H)."""
         keys = self._rope(self._split(self._k(x), self._kv_heads, self._k_norm), offset)
-        values = self._split(self._v(x), self._kv_heads, None)
-        all_keys, all_values = cache.append(keys, values)
-        y = attend(queries, all_keys, all_values, self._scale, mask, self._sinks)
+        return keys, self._split(self._v(x), self._kv_heads, None)
+
+    def mix(self, queries: mx.array, keys: Rows, values: Rows, mask: Mask) -> mx.array:
+        """Attend and project to (1, T, H)."""
+        y = attend(queries, keys, values, self._scale, mask, self._sinks)
         return self._o(y.swapaxes(1, 2).flatten(-2))
 
     def _split(self, x: mx.array, heads: int, norm: mx.array | None) -> mx.array:

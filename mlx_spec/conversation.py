@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from mlx_spec.cache import ModelCache, common_length
-from mlx_spec.draft import Drafter
+from mlx_spec.draft import Drafter, FeatureDrafter
 from mlx_spec.errors import SpecError
 from mlx_spec.speculative import SpeculativeOptions, speculative_stream
 from mlx_spec.stats import RoundEvent
@@ -23,18 +23,23 @@ class Conversation:
         self.tokens: list[int] = []
         self.turn = 0
 
-    def prepare(self, prompt: Sequence[int]) -> int:
+    def prepare(self, prompt: Sequence[int], drafter: Drafter | None = None) -> int:
         """Begin a turn: set the cache back to what ``prompt`` shares with the tokens.
 
         A turn before it that was not closed has no more say.
 
+        Args:
+            prompt: All tokens of the turn.
+            drafter: The turn's drafter, which may need to see some tokens again.
         Returns:
             Number of prompt tokens that need no processing.
         """
         self.turn += 1
         held = self.tokens[: self.cache.shortest]
         # The last prompt token is run in any case: its row gives the first token.
-        reached = self.cache.rewind(min(common_length(held, prompt), len(prompt) - 1))
+        shared = min(common_length(held, prompt), len(prompt) - 1)
+        lookback = drafter.lookback if isinstance(drafter, FeatureDrafter) else 0
+        reached = self.cache.rewind(max(shared - lookback, 0))
         self.tokens = list(prompt[:reached])
         return reached
 

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple, overload
+from typing import overload
 
 import mlx.core as mx
 
@@ -14,25 +14,13 @@ from mlx_spec.errors import CapacityError, SpecError
 from mlx_spec.memory import MemoryPlan
 from mlx_spec.moe import DenseFeedForward, MixtureOfExperts
 from mlx_spec.rope import Rope
-from mlx_spec.target import Tokens
+from mlx_spec.target import Features, Forward, Observer, Tokens
 from mlx_spec.weights import RandomWeights, Weights
 
 
-class Forward(NamedTuple):
-    """What one forward pass gives.
+class DecoderLayer:
+    """Attention and feed-forward part, each behind a norm and beside a residual."""
 
-    Attributes:
-        logits: (T, V), or (1, V) if only the last position was asked for.
-        hidden: (T, H), after the final norm.
-        taps: (T, H) residual stream after each layer that was asked for.
-    """
-
-    logits: mx.array
-    hidden: mx.array
-    taps: tuple[mx.array, ...]
-
-
-class _Layer:
     def __init__(
         self, config: ModelConfig, index: int, rope: Rope, weights: Weights
     ) -> None:
@@ -53,6 +41,7 @@ class _Layer:
         self._mix_norm = weights.tensor(name, hidden)
 
     def __call__(self, x: mx.array, cache: KVCache, mask: Mask) -> mx.array:
+        """Apply to x (1, T, H)."""
         normed = mx.fast.rms_norm(x, self._norm, self._eps)
         x = self._add(x, self._attention(normed, cache, mask))
         return self._add(x, self._mix(mx.fast.rms_norm(x, self._mix_norm, self._eps)))
@@ -86,17 +75,11 @@ class Decoder:
         self._kv_bits = kv_bits
         self._memory_limit = memory_limit
         self._packing = _kv_group_size(config, kv_bits)
-        rope = Rope(
-            int(config.head_dim * config.partial_rotary_factor),
-            config.rope_theta,
-            config.rope_traditional,
-            config.rope_scaling,
-            config.max_position_embeddings,
-        )
+        rope = rope_of(config)
         vocab, hidden = config.vocab_size, config.hidden_size
         self._embed = weights.embedding("model.embed_tokens", vocab, hidden)
         self._layers = [
-            _Layer(config, index, rope, weights)
+            DecoderLayer(config, index, rope, weights)
             for index in range(config.num_hidden_layers)
         ]
         self._norm = weights.tensor("model.norm.weight", (hidden,))
@@ -120,6 +103,16 @@ class Decoder:
     def max_context(self) -> int | None:
         """Longest sequence in tokens, None if there is no limit."""
         return self.config.max_position_embeddings
+
+    @property
+    def hidden_size(self) -> int:
+        """Width H of the residual stream."""
+        return self.config.hidden_size
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers that can be tapped."""
+        return self.config.num_hidden_layers
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -219,7 +212,14 @@ class Decoder:
         return result if taps is not None else (result.logits, result.hidden)
 
     def prefill(
-        self, tokens: Tokens, start_pos: int, cache: ModelCache, step: int = 2048
+        self,
+        tokens: Tokens,
+        start_pos: int,
+        cache: ModelCache,
+        step: int = 2048,
+        *,
+        taps: Sequence[int] = (),
+        observer: Observer | None = None,
     ) -> tuple[mx.array, mx.array]:
         """Run a prompt in chunks; compute the logits of its last position only.
 
@@ -228,17 +228,25 @@ class Decoder:
             start_pos: Position of the first; equals the cache's length.
             cache: Gets the rows of all T tokens.
             step: Tokens a chunk; bounds the memory of activations.
+            taps: Layers whose output the observer wants, 0-based.
+            observer: Is shown the rows of each chunk.
         Returns:
             Logits (V,) and hidden state (H,) of the last position.
         """
         ids = self._as_ids(tokens)
         last = (ids.size - 1) // step * step
         for begin in range(0, last, step):
-            self._run(ids[begin : begin + step], start_pos + begin, cache, ())
+            hidden, tapped = self._run(
+                ids[begin : begin + step], start_pos + begin, cache, taps
+            )
+            if observer is not None:
+                observer(Features(start_pos + begin, hidden, tapped))
             mx.eval([layer.state() for layer in cache.layers])
             mx.clear_cache()
         chunk = ids[last:]
-        result = self.forward(chunk, start_pos + last, cache, last_only=True)
+        result = self.forward(chunk, start_pos + last, cache, taps=taps, last_only=True)
+        if observer is not None:
+            observer(Features(start_pos + last, result.hidden, result.taps))
         return result.logits[0], result.hidden[-1]
 
     def forward(
@@ -271,10 +279,22 @@ class Decoder:
                 f"layers are numbered 0 to {len(self._layers) - 1}",
             )
         hidden, tapped = self._run(ids, start_pos, cache, taps)
-        logits = self._head(hidden[-1:] if last_only else hidden)
+        logits = self.logits_of(hidden[-1:] if last_only else hidden)
+        return Forward(logits, hidden, tapped)
+
+    def embed(self, tokens: Tokens) -> mx.array:
+        """Return the input (T, H) of the first layer for T tokens."""
+        x = self._embed(self._as_ids(tokens))
+        if self.config.embedding_multiplier != 1.0:
+            x = x * self.config.embedding_multiplier
+        return x
+
+    def logits_of(self, hidden: mx.array) -> mx.array:
+        """Return the logits (T, V) of final hidden states (T, H)."""
+        logits = self._head(hidden)
         if self.config.logits_scaling != 1.0:
             logits = logits / self.config.logits_scaling
-        return Forward(logits, hidden, tapped)
+        return logits
 
     def _as_ids(self, tokens: Tokens) -> mx.array:
         if isinstance(tokens, mx.array):
@@ -292,9 +312,7 @@ class Decoder:
     ) -> tuple[mx.array, tuple[mx.array, ...]]:
         """Return final hidden states (T, H) and the taps."""
         self._check(ids, start_pos, cache)
-        x = self._embed(ids)[None]
-        if self.config.embedding_multiplier != 1.0:
-            x = x * self.config.embedding_multiplier
+        x = self.embed(ids)[None]
         masks = {
             window: attention_mask(ids.size, start_pos, window)
             for window in {layer.window for layer in self._layers}
@@ -322,6 +340,17 @@ class Decoder:
                 "shorten the prompt or start a new conversation",
             )
         cache.reserve(end)
+
+
+def rope_of(config: ModelConfig) -> Rope:
+    """Return the position embedding that a config asks for."""
+    return Rope(
+        int(config.head_dim * config.partial_rotary_factor),
+        config.rope_theta,
+        config.rope_traditional,
+        config.rope_scaling,
+        config.max_position_embeddings,
+    )
 
 
 def _kv_group_size(config: ModelConfig, kv_bits: int | None) -> int | None:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from mlx_spec.errors import SpecError
 from mlx_spec.sampling import SamplingParams
+from mlx_spec.target import Features
 
 _SUM_TOLERANCE = 1e-3
 
@@ -230,5 +231,29 @@ class SamplingDrafter(Drafter, Protocol):
             seed: Seed of the run.
             is_coupled: Whether to draw with the target's own noise.
             vocab_size: Number of the target's tokens; no other may be proposed.
+        """
+        ...
+
+
+@runtime_checkable
+class FeatureDrafter(Drafter, Protocol):
+    """A drafter that looks into the target.
+
+    Attributes:
+        taps: Layers whose output it wants to see, 0-based.
+        lookback: Tokens before a change of the history that have to be run again,
+            since what it keeps of a position depends on as many tokens behind it.
+    """
+
+    taps: tuple[int, ...]
+    lookback: int
+
+    def observe(self, history: Sequence[int], features: Features) -> None:
+        """See the target's rows of positions that are committed.
+
+        Args:
+            history: All committed tokens. What was seen of positions from
+                ``features.position`` on, or behind other tokens, is void.
+            features: Rows of positions that ``history`` reaches.
         """
         ...

@@ -176,7 +176,8 @@ def stream_generate(
     ids = encode_prompt(model.tokenizer, prompt, raw=raw)
     conversation = conversation or Conversation(model.target)
     max_tokens = _fitting(model, len(ids), max_tokens)
-    cached = conversation.prepare(ids)
+    chosen = _chosen_drafter(model, drafter, draft_model, num_draft_tokens)
+    cached = conversation.prepare(ids, chosen)
     options = SpeculativeOptions(
         max_new_tokens=max_tokens,
         start_pos=cached,
@@ -187,7 +188,6 @@ def stream_generate(
         max_draft_tokens=num_draft_tokens,
         prefill_step=prefill_step_size,
     )
-    chosen = _chosen_drafter(model, drafter, draft_model, num_draft_tokens)
     events = conversation.run(ids, chosen, options)
     turn = _Turn(model.tokenizer, conversation, len(ids), cached, stop)
     return turn.responses(events)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import mlx.core as mx
 
@@ -17,12 +17,13 @@ from mlx_spec.decoder import Decoder
 from mlx_spec.draft import Drafter
 from mlx_spec.drafters.lookup import PromptLookupDrafter
 from mlx_spec.drafters.model import DraftModelDrafter
+from mlx_spec.drafters.published import kind_of, load_head_drafter, load_mtp_drafter
 from mlx_spec.errors import LoadError, SpecError
 from mlx_spec.families import family_of
-from mlx_spec.memory import wire_memory, working_set_limit
+from mlx_spec.memory import MemoryPlan, wire_memory, working_set_limit
 from mlx_spec.weights import CheckpointWeights, canonical_tensors, read_safetensors
 
-DrafterKind = Literal["auto", "none", "lookup", "model"]
+DrafterKind = Literal["auto", "none", "lookup", "mtp", "model"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
 _REPOSITORY = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
@@ -134,8 +135,10 @@ def load(
     Args:
         model: A folder, or a repository id of the Hugging Face Hub.
         drafter: ``auto`` (the draft model if one is named, else lookup), ``none``,
-            ``lookup``, ``model``, or any drafter object.
-        draft_model: Folder or repository id of a smaller model of the same vocabulary.
+            ``lookup``, ``mtp`` (the checkpoint's own multi-token prediction layer),
+            ``model``, or any drafter object.
+        draft_model: Folder or repository id of a drafter that was trained for the model
+            (EAGLE-3, DFlash), or of a smaller model of the same vocabulary.
         num_draft_tokens: Tokens a round drafts at most; None for the drafter's own.
         dtype: Of the arithmetic; ``auto`` keeps the checkpoint's on a GPU and takes
             float32 on a CPU, where half precision is slower.
@@ -157,11 +160,10 @@ def load(
             num_draft_tokens=num_draft_tokens,
             dtype=dtype,
         )
-        if isinstance(loaded.drafter, DraftModelDrafter):
-            # The target's caches now leave room for the draft model and its cache.
-            target.memory_plan = target.memory_plan.including(
-                loaded.drafter.memory_plan
-            )
+        plan = getattr(loaded.drafter, "memory_plan", None)
+        if isinstance(plan, MemoryPlan):
+            # The target's caches now leave room for the drafter and its cache.
+            target.memory_plan = target.memory_plan.including(plan)
     else:
         loaded.drafter = drafter
     return loaded
@@ -182,15 +184,35 @@ def make_drafter(
     """
     check_drafter(kind, draft_model, num_draft_tokens)
     if draft_model is not None:
+        folder = resolve_folder(draft_model)
+        hf = read_config(folder)
+        if (published := kind_of(hf)) != "model":
+            return load_head_drafter(
+                published,
+                hf,
+                folder,
+                loaded.target,
+                length=num_draft_tokens,
+                dtype=_dtype(dtype),
+            )
         plan = loaded.target.memory_plan
         limit = plan.limit_bytes
         left = None if limit is None else limit - plan.weight_bytes
-        draft, tokenizer = _load_pair(draft_model, dtype, None, left)
+        draft, tokenizer = _load_pair(folder, dtype, None, left)
         pair = LoadedModel(draft, tokenizer, None, str(draft_model))
         length = num_draft_tokens or _MODEL_LENGTH
         return DraftModelDrafter(loaded.tokenizer, pair, length)
     if kind == "none":
         return None
+    if kind == "mtp":
+        folder = resolve_folder(loaded.name)
+        return load_mtp_drafter(
+            read_config(folder),
+            folder,
+            loaded.target,
+            length=num_draft_tokens,
+            dtype=_dtype(dtype),
+        )
     length = num_draft_tokens or _LOOKUP_LENGTH
     return PromptLookupDrafter(_LOOKUP_NGRAM, length, _LOOKUP_MIN_NGRAM)
 
@@ -203,9 +225,9 @@ def check_drafter(
     Raises:
         SpecError: If the kind is unknown, or kind and draft_model contradict.
     """
-    if kind not in ("auto", "none", "lookup", "model"):
+    if kind not in get_args(DrafterKind):
         raise SpecError(
-            f"drafter {kind!r} is unknown", "use auto, none, lookup or model"
+            f"drafter {kind!r} is unknown", f"use {', '.join(get_args(DrafterKind))}"
         )
     if num_draft_tokens is not None and num_draft_tokens < 1:
         raise SpecError(
@@ -213,7 +235,7 @@ def check_drafter(
         )
     if kind == "model" and draft_model is None:
         raise SpecError("drafter 'model' needs a model", "name it: --draft-model")
-    if kind in ("none", "lookup") and draft_model is not None:
+    if kind in ("none", "lookup", "mtp") and draft_model is not None:
         raise SpecError(
             f"drafter {kind!r} has no use for the draft model {str(draft_model)!r}",
             "use drafter 'model', or leave the draft model out",

@@ -13,7 +13,7 @@ from typing import Literal
 import mlx.core as mx
 
 from mlx_spec.cache import ModelCache
-from mlx_spec.draft import DraftBlock, Drafter, SamplingDrafter
+from mlx_spec.draft import DraftBlock, Drafter, FeatureDrafter, SamplingDrafter
 from mlx_spec.errors import SpecError
 from mlx_spec.sampling import (
     GREEDY,
@@ -25,7 +25,7 @@ from mlx_spec.sampling import (
     processed_logits,
 )
 from mlx_spec.stats import FinishReason, RoundEvent, SpeculativeDecodeResult
-from mlx_spec.target import Target
+from mlx_spec.target import Features, FeatureTarget, Target
 from mlx_spec.verify import Verdict, match_block, verify_block
 
 _CLEAR_EVERY = 256  # tokens; freed buffers of outgrown caches go back to the system
@@ -169,8 +169,8 @@ def _speculative_rounds(
     drafter: Drafter,
     run: "_Run",
 ) -> Iterator[RoundEvent]:
-    start, step = run.options.start_pos, run.options.prefill_step
-    row, hidden = target.prefill(prompt, start, cache, step)
+    window = _Window(target, drafter, run)
+    row, hidden = window.prefill(prompt, cache)
     block = DraftBlock.empty()
     verdict = run.decide(row[None], block)
     yield replace(run.settle(row[None], block, verdict), is_prefill=True)
@@ -178,13 +178,14 @@ def _speculative_rounds(
         block = run.draft(drafter, hidden)
         # The run's own position: a cache that somebody else changed is refused.
         rows, position = run.rows(block), run.cached_length
-        logits, hiddens = target.forward_batch_with_hidden(rows, position, cache)
+        logits, hiddens = window.forward(rows, position, cache)
         verdict = run.decide(logits, block)
         try:
             event = run.settle(logits, block, verdict)
         finally:
             cache.truncate(run.cached_length)
         hidden = hiddens[len(event.tokens) - 1]
+        window.show(len(event.tokens))
         yield event
 
 
@@ -215,6 +216,54 @@ def _plain_rounds(
         is_prefill = False
 
 
+class _Window:
+    """Runs the target, and lets a drafter that asks for it look inside."""
+
+    def __init__(self, target: Target, drafter: Drafter, run: "_Run") -> None:
+        self._target = target
+        self._run = run
+        self._drafter = drafter if isinstance(drafter, FeatureDrafter) else None
+        self._features: Features | None = None
+
+    def prefill(
+        self, prompt: Sequence[int], cache: ModelCache
+    ) -> tuple[mx.array, mx.array]:
+        start, step = self._run.options.start_pos, self._run.options.prefill_step
+        drafter = self._drafter
+        if drafter is None:
+            return self._target.prefill(prompt, start, cache, step)
+        target: FeatureTarget = self._target  # type: ignore[assignment]
+        return target.prefill(
+            prompt,
+            start,
+            cache,
+            step,
+            taps=drafter.taps,
+            observer=self._show,
+        )
+
+    def forward(
+        self, rows: mx.array, position: int, cache: ModelCache
+    ) -> tuple[mx.array, mx.array]:
+        if self._drafter is None:
+            return self._target.forward_batch_with_hidden(rows, position, cache)
+        target: FeatureTarget = self._target  # type: ignore[assignment]
+        result = target.forward(rows, position, cache, taps=self._drafter.taps)
+        self._features = Features(position, result.hidden, result.taps)
+        return result.logits, result.hidden
+
+    def show(self, count: int) -> None:
+        """Show the first rows of the last forward pass: their tokens are committed."""
+        if self._features is not None:
+            self._show(self._features.part(0, count))
+
+    def _show(self, features: Features) -> None:
+        if self._drafter is not None:
+            position = features.position - self._run.num_unseen
+            moved = features._replace(position=position)
+            self._drafter.observe(self._run.history, moved)
+
+
 def _packed(verdict: Verdict, block: DraftBlock) -> mx.array:
     """One small array of all that the host needs to know of a round."""
     parts = [verdict.num_accepted[None], verdict.next_token[None]]
@@ -235,18 +284,18 @@ class _Run:
         self.options = options
         self.finish_reason: FinishReason | None = None
         self.remaining = options.max_new_tokens
-        self._history = history
+        self.history = history
         self._vocab_size = vocab_size
         self._max_rollback = cache.max_rollback
         self._num_given = self._cleared_at = len(history)
         self._sampler = Sampler(options.seed)
         # The history may lack the context; positions are absolute all the same.
-        self._unseen = num_unseen
+        self.num_unseen = num_unseen
 
     @property
     def cached_length(self) -> int:
         """Length of the cache when all committed tokens but the last are in it."""
-        return self._unseen + len(self._history) - 1
+        return self.num_unseen + len(self.history) - 1
 
     def draft(self, drafter: Drafter, hidden: mx.array) -> DraftBlock:
         """Ask for a block, one short of what remains: the last token is an anchor."""
@@ -263,13 +312,13 @@ class _Run:
             sampling, seed = self.options.sampling, self.options.seed
             is_coupled = self.options.rule == "coupled"
             drafter.follow(sampling, seed, is_coupled, self._vocab_size)
-        block = drafter.propose(self._history, hidden, budget).truncate(budget)
+        block = drafter.propose(self.history, hidden, budget).truncate(budget)
         block.check(self._vocab_size)
         return block
 
     def rows(self, block: DraftBlock) -> mx.array:
         """Return the verification batch [anchor, d1 … dK], (K + 1,) int32."""
-        anchor = mx.array(self._history[-1:], mx.int32)
+        anchor = mx.array(self.history[-1:], mx.int32)
         if not len(block):
             return anchor
         return mx.concatenate([anchor, self._in_range(block)])
@@ -296,7 +345,7 @@ class _Run:
         options, sampling = self.options, self.options.sampling
         ahead = 0 if pending is None else 1
         after = block.token_array if pending is None else pending
-        contexts = block_contexts(self._history, after, sampling)
+        contexts = block_contexts(self.history, after, sampling)
         if contexts is not None:
             contexts = contexts[ahead:]
         if sampling.is_greedy or options.rule == "coupled":
@@ -322,9 +371,9 @@ class _Run:
         block.resolve(drafted)
         block.check(self._vocab_size)
         tokens = self._commit([*drafted[:num_accepted], next_token])
-        if len(self._history) - self._cleared_at >= _CLEAR_EVERY:
+        if len(self.history) - self._cleared_at >= _CLEAR_EVERY:
             mx.clear_cache()
-            self._cleared_at = len(self._history)
+            self._cleared_at = len(self.history)
         return RoundEvent(
             tokens=tuple(tokens),
             drafted=len(drafted),
@@ -337,7 +386,7 @@ class _Run:
     def _commit(self, tokens: list[int]) -> list[int]:
         """Append tokens up to the first that ends the run; return those."""
         for count, token in enumerate(tokens, start=1):
-            self._history.append(token)
+            self.history.append(token)
             self.remaining -= 1
             if token in self.options.eos or self._ends_with_stop():
                 self.finish_reason = "stop"
@@ -347,14 +396,14 @@ class _Run:
         return tokens
 
     def _ends_with_stop(self) -> bool:
-        generated = len(self._history) - self._num_given
+        generated = len(self.history) - self._num_given
         return any(
-            0 < len(stop) <= generated and self._history[-len(stop) :] == list(stop)
+            0 < len(stop) <= generated and self.history[-len(stop) :] == list(stop)
             for stop in self.options.stop
         )
 
     def _positions(self, count: int, ahead: int) -> range:
-        first = self._unseen + len(self._history) + ahead
+        first = self.num_unseen + len(self.history) + ahead
         return range(first, first + count)
 
     def _draws(self, purpose: Purpose, count: int, ahead: int) -> mx.array:

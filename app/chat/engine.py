@@ -152,7 +152,5 @@ class _Outbox:
 
 
 def _name_of(drafter: object) -> str:
-    """Name a drafter the way --drafter does."""
-    names = {"PromptLookupDrafter": "lookup", "DraftModelDrafter": "model"}
-    name = type(drafter).__name__
-    return "none" if drafter is None else names.get(name, name)
+    """Name a drafter the way it is asked for."""
+    return "none" if drafter is None else getattr(drafter, "name", "own")

@@ -24,6 +24,8 @@ class PromptLookupDrafter:
             None looks for n only.
     """
 
+    name = "lookup"
+
     def __init__(
         self,
         ngram_size: int = 3,

@@ -7,15 +7,10 @@ import mlx.core as mx
 
 from mlx_spec.cache import common_length
 from mlx_spec.draft import DraftBlock
+from mlx_spec.drafters.sampler import DraftSampler
 from mlx_spec.errors import LoadError
 from mlx_spec.memory import MemoryPlan
-from mlx_spec.sampling import (
-    Purpose,
-    Sampler,
-    SamplingParams,
-    block_contexts,
-    processed_logits,
-)
+from mlx_spec.sampling import SamplingParams
 from mlx_spec.target import Target
 
 
@@ -52,6 +47,8 @@ class DraftModelDrafter:
         LoadError: If the two vocabularies differ.
     """
 
+    name = "model"
+
     def __init__(
         self,
         target_tokenizer: Vocabulary | None,
@@ -62,13 +59,10 @@ class DraftModelDrafter:
         if target_tokenizer is not None and draft.tokenizer is not None:
             shared = check_vocabularies(target_tokenizer, draft.tokenizer)
             self._shared_size = min(shared, self._shared_size)
-        self._vocab_size = self._noise_size = self._shared_size
         self._model = draft.target
         self._cache = self._model.new_cache()
         self._max_draft_len = max_draft_len
-        self._sampling = SamplingParams()
-        self._sampler = Sampler(0)
-        self._purpose = Purpose.DRAFT
+        self._sampler = DraftSampler(self._shared_size)
         # The cache holds the rows of these tokens, then of the block's but its last.
         self._known: list[int] = []
         self._block = DraftBlock.empty()
@@ -82,11 +76,7 @@ class DraftModelDrafter:
         self, sampling: SamplingParams, seed: int, is_coupled: bool, vocab_size: int
     ) -> None:
         """Draw as the target does; with its own noise if ``is_coupled``."""
-        self._vocab_size = min(self._shared_size, vocab_size)
-        self._noise_size = vocab_size
-        self._sampling = sampling
-        self._sampler = Sampler(seed)
-        self._purpose = Purpose.TARGET if is_coupled else Purpose.DRAFT
+        self._sampler.follow(sampling, seed, is_coupled, vocab_size)
 
     def propose(
         self, history: Sequence[int], target_hidden: mx.array | None, max_len: int
@@ -104,40 +94,15 @@ class DraftModelDrafter:
         # Noted before anything runs: a pass that is cut short leaves no other rows.
         self._known, self._block = list(history), DraftBlock.empty()
         row, _ = self._model.prefill(fresh, self._cache.seq_len, self._cache)
-        tokens: list[mx.array] = []
-        rows: list[mx.array] = []
+        draft = self._sampler.begin(history)
         for index in range(count):
             if index:
                 row = self._model.forward_batch_with_hidden(
-                    tokens[-1], self._cache.seq_len, self._cache
+                    draft.last, self._cache.seq_len, self._cache
                 )[0][0]
-            token, q = self._draw(row, history, tokens)
-            tokens.append(token)
-            rows.append(q)
-        self._block = DraftBlock.on_device(
-            mx.concatenate(tokens),
-            None if self._sampling.is_greedy else mx.stack(rows),
-        )
+            draft.draw(row)
+        self._block = draft.block()
         return self._block
-
-    def _draw(
-        self, row: mx.array, history: Sequence[int], drafted: list[mx.array]
-    ) -> tuple[mx.array, mx.array]:
-        """Draw one token (1,) from a row of logits; return it with its q (V,)."""
-        before = mx.concatenate(drafted) if drafted else mx.zeros((0,), mx.int32)
-        contexts = block_contexts(history, before, self._sampling)
-        scores = processed_logits(
-            row[None, : self._vocab_size],
-            self._sampling,
-            None if contexts is None else contexts[-1:],
-        )
-        if self._sampling.is_greedy:
-            return mx.argmax(scores, axis=-1).astype(mx.int32), row
-        position = len(history) + len(drafted)
-        # As much noise as the target draws: less of it would be other noise.
-        noise = self._sampler.gumbel_at([position], self._purpose, self._noise_size)
-        token = mx.argmax(scores + noise[:, : scores.shape[-1]], axis=-1)
-        return token.astype(mx.int32), mx.softmax(scores[0])
 
     def _roll_back(self, history: Sequence[int]) -> None:
         """Keep the rows of tokens that are in ``history``, all but its last.

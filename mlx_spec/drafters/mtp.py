@@ -1,0 +1,94 @@
+"""Multi-token prediction: the extra layer that some targets are published with.
+
+DeepSeek-V3 (arXiv 2412.19437), GLM-4.5 and their relatives store it as layer number
+``num_hidden_layers``. It runs the target's own kind of layer on the target's final
+hidden state at a position, paired with the token behind it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+
+from mlx_spec.attention import attention_mask
+from mlx_spec.cache import KVCache
+from mlx_spec.config import ModelConfig
+from mlx_spec.decoder import DecoderLayer, rope_of
+from mlx_spec.errors import LoadError
+from mlx_spec.families import family_of
+from mlx_spec.memory import MemoryPlan
+from mlx_spec.target import Features, FeatureTarget
+from mlx_spec.tensor_file import Tensors
+from mlx_spec.weights import CheckpointWeights, canonical_tensors
+
+_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
+
+
+class MTPHead:
+    """The network of a multi-token prediction layer.
+
+    Args:
+        hf: The target's config.json.
+        tensors: The tensors of the checkpoint the layer is in.
+        source: Its folder, for messages.
+        target: Lends its embedding and, where the layer has none, its head.
+        dtype: Of the arithmetic; None keeps the checkpoint's.
+    Raises:
+        LoadError: If the checkpoint has no such layer, or a part of it is missing.
+    """
+
+    name = "mtp"
+    taps: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        hf: Mapping[str, Any],
+        tensors: Tensors,
+        source: str,
+        target: FeatureTarget,
+        dtype: mx.Dtype | None,
+    ) -> None:
+        config = ModelConfig.from_hf(hf)
+        index = config.num_hidden_layers
+        prefix = f"model.layers.{index}"
+        own = {k: v for k, v in tensors.items() if k.startswith(f"{prefix}.")}
+        if not own:
+            raise LoadError(
+                f"{source} has no multi-token prediction layer ({prefix})",
+                "most converted checkpoints leave it out; use another drafter",
+            )
+        own = canonical_tensors(own, family_of(hf), index + 1)
+        # Both are copies of the target's, which are in memory already.
+        own = {k: v for k, v in own.items() if not k.endswith(_COPIES)}
+        self._target = target
+        self._eps = config.rms_norm_eps
+        size = config.hidden_size
+        weights = CheckpointWeights(own, source, dtype)
+        self._embed_norm = weights.tensor(f"{prefix}.enorm.weight", (size,))
+        self._hidden_norm = weights.tensor(f"{prefix}.hnorm.weight", (size,))
+        self._fuse = weights.linear(f"{prefix}.eh_proj", size, 2 * size, False)
+        self._layer = DecoderLayer(config, index, rope_of(config), weights)
+        self._norm = weights.tensor(f"{prefix}.shared_head.norm.weight", (size,))
+        weights.finish()
+        pair = 2 * config.num_key_value_heads * config.head_dim * self._norm.itemsize
+        weight_bytes = sum(array.nbytes for array in weights.arrays)
+        self.memory_plan = MemoryPlan(None, weight_bytes, (pair,), (None,))
+        mx.eval(weights.arrays)
+
+    def features(self, features: Features) -> mx.array:
+        """Return the target's final hidden states (T, H)."""
+        return features.hidden
+
+    def step(self, features: mx.array, tokens: mx.array, cache: KVCache) -> mx.array:
+        """Run T rows, each a feature and the token behind it; return new features."""
+        embedded = mx.fast.rms_norm(
+            self._target.embed(tokens), self._embed_norm, self._eps
+        )
+        hidden = mx.fast.rms_norm(features, self._hidden_norm, self._eps)
+        x = self._fuse(mx.concatenate([embedded, hidden], axis=-1))
+        mask = attention_mask(len(features), cache.seq_len, None)
+        return self._layer(x[None], cache, mask)[0]
+
+    def logits(self, features: mx.array) -> mx.array:
+        """Return the logits (T, V)."""
+        return self._target.logits_of(mx.fast.rms_norm(features, self._norm, self._eps))
