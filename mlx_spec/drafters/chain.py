@@ -84,10 +84,9 @@ class ChainDrafter:
 
     def observe(self, history: Sequence[int], features: Features) -> None:
         """See the target's rows of committed positions."""
-        self._rows.observe(history, features)
-        if len(self._rows) < self._cache.seq_len:
-            self._cache.truncate(len(self._rows))
-            self._seed = None
+        self._rows.follow(history)
+        self._rows.add(features)
+        self._drop_stale()
         if self._rows.num_waiting >= _MANY:
             self._absorb(history)
             mx.async_eval(self._cache.state())
@@ -96,9 +95,11 @@ class ChainDrafter:
         self, history: Sequence[int], target_hidden: mx.array | None, max_len: int
     ) -> DraftBlock:
         """Draft up to ``max_len`` tokens in one graph."""
+        self._rows.follow(history)
+        self._drop_stale()
         self._absorb(history)
         count = min(max_len, self._max_draft_len)
-        if self._seed is None or count <= 0 or not self._rows.is_in_step(history):
+        if self._seed is None or count <= 0 or not self._rows.is_in_step:
             return DraftBlock.empty()
         draft = self._sampler.begin(history)
         output = self._seed
@@ -109,9 +110,14 @@ class ChainDrafter:
         self._cache.truncate(len(self._rows))
         return draft.block()
 
+    def _drop_stale(self) -> None:
+        if len(self._rows) < self._cache.seq_len:
+            self._cache.truncate(len(self._rows))
+            self._seed = None
+
     def _absorb(self, history: Sequence[int]) -> None:
         """Run the rows that were seen since the last draft."""
-        if (taken := self._rows.take(history)) is None:
+        if (taken := self._rows.take()) is None:
             return
         positions, features = taken
         tokens = mx.array([history[p + 1] for p in positions], mx.int32)

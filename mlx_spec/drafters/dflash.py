@@ -296,20 +296,22 @@ class DFlashDrafter:
 
     def observe(self, history: Sequence[int], features: Features) -> None:
         """See the target's rows of committed positions."""
-        self._rows.observe(history, features)
-        for cache in self._caches:
-            cache.truncate(min(len(self._rows), cache.seq_len))
+        self._rows.follow(history)
+        self._rows.add(features)
+        self._drop_stale()
         if self._rows.num_waiting >= _MANY:
-            self._absorb(history)
+            self._absorb()
             mx.async_eval([cache.state() for cache in self._caches])
 
     def propose(
         self, history: Sequence[int], target_hidden: mx.array | None, max_len: int
     ) -> DraftBlock:
         """Draft up to ``max_len`` tokens in one graph."""
-        self._absorb(history)
+        self._rows.follow(history)
+        self._drop_stale()
+        self._absorb()
         count = min(max_len, self._max_draft_len)
-        if count <= 0 or not self._rows.is_in_step(history):
+        if count <= 0 or not self._rows.is_in_step:
             return DraftBlock.empty()
         # A block that sees itself both ways is always run as wide as it was trained.
         rows = self._network.block(history[-1], self._caches)[1 : count + 1]
@@ -321,8 +323,12 @@ class DFlashDrafter:
             previous = draft.draw(row)
         return draft.block()
 
-    def _absorb(self, history: Sequence[int]) -> None:
-        if (taken := self._rows.take(history)) is not None:
+    def _drop_stale(self) -> None:
+        for cache in self._caches:
+            cache.truncate(min(len(self._rows), cache.seq_len))
+
+    def _absorb(self) -> None:
+        if (taken := self._rows.take()) is not None:
             self._network.absorb(taken[1], self._caches)
 
 

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from mlx_spec.draft import DraftBlock
+from mlx_spec.drafters.followed import FollowedTokens
 from mlx_spec.errors import SpecError
-
-_LOOK_BACK = 16
 
 
 class PromptLookupDrafter:
@@ -40,8 +39,8 @@ class PromptLookupDrafter:
             )
         self._max_draft_len = max_draft_len
         self._sizes = range(ngram_size, smallest - 1, -1)
-        self._tokens: list[int] = []
-        self._source: Sequence[int] | None = None
+        self._followed = FollowedTokens()
+        self._indexed = 0
         # n-gram -> position behind its latest occurrence, the final one left out
         self._after: dict[tuple[int, ...], int] = {}
 
@@ -50,36 +49,29 @@ class PromptLookupDrafter:
     ) -> DraftBlock:
         """Propose what followed the longest n-gram that occurs earlier."""
         self._follow(history)
-        length = len(self._tokens)
+        tokens = self._followed.tokens
+        length = len(tokens)
         limit = min(max_len, self._max_draft_len)
         for size in self._sizes:
             if size < length:
-                begin = self._after.get(tuple(self._tokens[-size:]))
+                begin = self._after.get(tuple(tokens[-size:]))
                 if begin is not None:
-                    found = self._tokens[begin : begin + limit]
+                    found = tokens[begin : begin + limit]
                     return DraftBlock.deterministic(found)
         return DraftBlock.empty()
 
     def _follow(self, history: Sequence[int]) -> None:
         """Bring the index up to ``history``, at a cost of the tokens that are new."""
-        known = len(self._tokens)
-        grew = len(history) >= known and (
-            # The loop hands over one growing list: then a look at its end is enough.
-            list(history[max(known - _LOOK_BACK, 0) : known])
-            == self._tokens[-_LOOK_BACK:]
-            if history is self._source
-            else list(history[:known]) == self._tokens
-        )
-        if not grew:
-            self._tokens, self._after, known = [], {}, 0
-        self._source = history
-        for token in history[known:]:
-            self._index_end()
-            self._tokens.append(token)
+        shared = self._followed.follow(history)
+        if shared < self._indexed:
+            self._after, self._indexed = {}, 0
+        for length in range(self._indexed, len(history)):
+            self._index_end(length)
+        self._indexed = len(history)
 
-    def _index_end(self) -> None:
-        """Enter the n-grams that end at the last token; a follower is about to come."""
-        length = len(self._tokens)
+    def _index_end(self, length: int) -> None:
+        """Enter the n-grams that end the first ``length`` tokens; another follows."""
+        tokens = self._followed.tokens
         for size in self._sizes:
             if size <= length:
-                self._after[tuple(self._tokens[-size:])] = length
+                self._after[tuple(tokens[length - size : length])] = length
