@@ -21,8 +21,6 @@ from mlx_spec.target import Features, FeatureTarget
 from mlx_spec.tensor_file import Tensors
 from mlx_spec.weights import CheckpointWeights, canonical_tensors
 
-_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
-
 
 class MTPHead:
     """The network of a multi-token prediction layer.
@@ -58,8 +56,11 @@ class MTPHead:
                 "most converted checkpoints leave it out; use another drafter",
             )
         own = canonical_tensors(own, family_of(hf), index + 1)
-        # Both are copies of the target's, which are in memory already.
-        own = {k: v for k, v in own.items() if not k.endswith(_COPIES)}
+        # The embedding is a copy of the target's; the head is one as a rule.
+        own = _without(own, f"{prefix}.embed_tokens")
+        head = f"{prefix}.shared_head.head"
+        if _has_copy(own, head, tensors, "lm_head"):
+            own = _without(own, head)
         self._target = target
         self._eps = config.rms_norm_eps
         size = config.hidden_size
@@ -69,6 +70,9 @@ class MTPHead:
         self._fuse = weights.linear(f"{prefix}.eh_proj", size, 2 * size, False)
         self._layer = DecoderLayer(config, index, rope_of(config), weights)
         self._norm = weights.tensor(f"{prefix}.shared_head.norm.weight", (size,))
+        self._head = None
+        if f"{head}.weight" in own:
+            self._head = weights.linear(head, config.vocab_size, size, False)
         weights.finish()
         pair = 2 * config.num_key_value_heads * config.head_dim * self._norm.itemsize
         weight_bytes = sum(array.nbytes for array in weights.arrays)
@@ -91,4 +95,21 @@ class MTPHead:
 
     def logits(self, features: mx.array) -> mx.array:
         """Return the logits (T, V)."""
-        return self._target.logits_of(mx.fast.rms_norm(features, self._norm, self._eps))
+        hidden = mx.fast.rms_norm(features, self._norm, self._eps)
+        if self._head is None:
+            return self._target.logits_of(hidden)
+        return self._head(hidden)
+
+
+def _without(tensors: Tensors, module: str) -> Tensors:
+    return {k: v for k, v in tensors.items() if not k.startswith(f"{module}.")}
+
+
+def _has_copy(own: Tensors, module: str, tensors: Tensors, original: str) -> bool:
+    """Whether a matrix, plain or packed, has the values of another one."""
+    parts = [k.removeprefix(module) for k in own if k.startswith(f"{module}.")]
+    return all(
+        original + part in tensors
+        and mx.array_equal(own[module + part], tensors[original + part]).item()
+        for part in parts
+    )
