@@ -13,7 +13,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from mlx_spec.errors import LoadError
+from mlx_spec.errors import LoadError, SpecError
 from mlx_spec.families import Family
 from mlx_spec.layers import (
     Embedding,
@@ -29,6 +29,9 @@ from mlx_spec.layers import (
 from mlx_spec.tensor_file import Tensors, read_tensors
 
 Shape = tuple[int, ...]
+
+_GROUP_SIZES = (64, 32)
+_ROUTERS = (".mlp.gate", ".mlp.shared_expert_gate")
 
 
 class Weights(Protocol):
@@ -95,13 +98,36 @@ class RandomWeights:
 
 
 class CheckpointWeights:
-    """Tensors of a checkpoint under canonical names, each handed out once."""
+    """Tensors of a checkpoint under canonical names, each handed out once.
 
-    def __init__(self, tensors: Tensors, source: str, dtype: mx.Dtype | None) -> None:
+    Args:
+        tensors: Emptied while they are handed out.
+        source: Where they are from, for messages.
+        dtype: Of the arithmetic; None keeps the checkpoint's.
+        quantize: 4 or 8 to pack linear maps, embeddings and experts that are not yet;
+            None leaves them as they are. Routers always stay as they are.
+    Raises:
+        SpecError: If ``quantize`` is another number.
+    """
+
+    def __init__(
+        self,
+        tensors: Tensors,
+        source: str,
+        dtype: mx.Dtype | None,
+        quantize: int | None = None,
+    ) -> None:
+        if quantize not in (None, 4, 8):
+            raise SpecError(f"quantize is {quantize}", "use 4 or 8, or leave it out")
         self._tensors = tensors
         self._source = source
         self._dtype = dtype
+        self._bits = quantize
         self.arrays: list[mx.array] = []
+
+    def has(self, name: str) -> bool:
+        """Whether a tensor is there and was not handed out yet."""
+        return name in self._tensors
 
     def _take(self, name: str) -> mx.array:
         if name not in self._tensors:
@@ -143,10 +169,22 @@ class CheckpointWeights:
         scales = self._take_optional(f"{name}.scales")
         if scales is None:
             self._expect(f"{name}.weight", tuple(weight.shape), shape)
-            return weight, None, None, None
+            return self._packed(name, weight)
         biases = self._take_optional(f"{name}.biases")
         self._expect(f"{name}.weight", tuple(weight.shape[:-1]), shape[:-1])
         packing = self._packing(name, weight, scales, shape[-1])
+        return weight, scales, biases, packing
+
+    def _packed(
+        self, name: str, weight: mx.array
+    ) -> tuple[mx.array, mx.array | None, mx.array | None, Quantization | None]:
+        """Quantize a matrix that was handed out last, if it is to be and can be."""
+        group = next((g for g in _GROUP_SIZES if weight.shape[-1] % g == 0), None)
+        if self._bits is None or group is None or name.endswith(_ROUTERS):
+            return weight, None, None, None
+        packing = Quantization(group, self._bits)
+        weight, scales, biases = mx.quantize(weight, group, self._bits)
+        self.arrays[-1:] = [weight, scales, biases]
         return weight, scales, biases, packing
 
     def _packing(
