@@ -96,16 +96,26 @@ def swiglu(tensors: Tensors, prefix: str, x: Array) -> Array:
     return (gate * sigmoid(gate) * up) @ tensors[f"{prefix}.down_proj.weight"].T
 
 
-def rope(x: Array, positions: Sequence[int], width: int, theta: float) -> Array:
-    """Rotate the first ``width`` features of x (T, heads, D), half-split."""
+def rope(
+    x: Array,
+    positions: Sequence[int],
+    width: int,
+    theta: float,
+    is_interleaved: bool = False,
+) -> Array:
+    """Rotate pairs of the first ``width`` features of x (T, heads, D).
+
+    A pair is a feature and the one half the width behind it, or its neighbour.
+    """
     half = width // 2
     turned = x.copy()
     for row, position in enumerate(positions):
         for i in range(half):
             angle = position * theta ** (-2 * i / width)
-            a, b = x[row, :, i], x[row, :, i + half]
-            turned[row, :, i] = a * np.cos(angle) - b * np.sin(angle)
-            turned[row, :, i + half] = b * np.cos(angle) + a * np.sin(angle)
+            first, second = (2 * i, 2 * i + 1) if is_interleaved else (i, i + half)
+            a, b = x[row, :, first], x[row, :, second]
+            turned[row, :, first] = a * np.cos(angle) - b * np.sin(angle)
+            turned[row, :, second] = b * np.cos(angle) + a * np.sin(angle)
     return turned
 
 
@@ -222,6 +232,25 @@ def mtp(
     return chain(seen, seen.hidden, count, choose, step)
 
 
+# Ends of a drafter
+
+
+def embed(tensors: Tensors, seen: Seen, tokens: Sequence[int]) -> Array:
+    """Rows of the drafter's own embedding, or else of the target's."""
+    table = tensors.get("embed_tokens.weight")
+    return seen.embed(tokens) if table is None else table[list(tokens)]
+
+
+def widened(tensors: Tensors, scores: Array, vocab: int) -> Array:
+    """Logits of a draft vocabulary at the target's ids: each has its distance."""
+    if "d2t" not in tensors:
+        return scores
+    logits = np.full(vocab, -np.inf)
+    for draft_id, score in enumerate(scores):
+        logits[draft_id + int(tensors["d2t"][draft_id])] = score
+    return logits
+
+
 # EAGLE-3
 
 
@@ -237,7 +266,7 @@ def eagle3(
     eps = config["rms_norm_eps"]
 
     def step(features: Array, tokens: Sequence[int]) -> tuple[Array, Array]:
-        embedding = seen.embed(tokens)
+        embedding = embed(tensors, seen, tokens)
         feature = rms_norm(features, tensors[f"{layer}.hidden_norm.weight"], eps)
         normed = rms_norm(embedding, tensors[f"{layer}.input_layernorm.weight"], eps)
         x = np.hstack([normed, feature])
@@ -249,12 +278,17 @@ def eagle3(
         x = x + swiglu(tensors, f"{layer}.mlp", rms_norm(x, tensors[name], eps))
         final = rms_norm(x[-1], tensors["norm.weight"], eps)
         scores = tensors["lm_head.weight"] @ final
-        logits = np.full(config["vocab_size"], -np.inf)
-        for draft_id, score in enumerate(scores):
-            logits[draft_id + int(tensors["d2t"][draft_id])] = score
-        return logits, x[-1]
+        logits = widened(tensors, scores, config["vocab_size"])
+        return logits, final if config.get("norm_output") else x[-1]
 
-    features = np.hstack(seen.taps) @ tensors["fc.weight"].T
+    taps = seen.taps
+    if "fc_norm.0.weight" in tensors:
+        norms = [tensors[f"fc_norm.{index}.weight"] for index in range(len(taps))]
+        taps = [rms_norm(t, norm, eps) for t, norm in zip(taps, norms, strict=True)]
+    fused = np.hstack(taps)
+    if "input_norm.weight" in tensors:
+        fused = rms_norm(fused, tensors["input_norm.weight"], eps)
+    features = fused @ tensors["fc.weight"].T
     return chain(seen, features, count, choose, step)
 
 
@@ -286,15 +320,41 @@ def identity(side: int, x: Array) -> Array:
     return x
 
 
+def visible(config: Config, index: int, size: int, start: int) -> npt.NDArray[np.bool_]:
+    """Which of the context's and the block's places each row of the block sees."""
+    types = config.get("layer_types") or ["full_attention"] * (index + 1)
+    is_sliding = types[index] == "sliding_attention"
+    is_causal = config.get("is_causal", config["dflash_config"].get("causal"))
+    if is_causal is None:
+        is_causal = is_sliding
+    allowed = np.ones((size, start + size), np.bool_)
+    for row in range(size):
+        for key in range(start + size):
+            if is_causal and key > start + row:
+                allowed[row, key] = False
+            if is_sliding and key < start + row - (config["sliding_window"] - 1):
+                allowed[row, key] = False
+    return allowed
+
+
 def dflash_block(config: Config, tensors: Tensors, seen: Seen) -> Array:
     """Run the block once; return its rows (block_size, H) after the final norm."""
-    eps, theta, width = (config[k] for k in ("rms_norm_eps", "rope_theta", "head_dim"))
+    eps = config["rms_norm_eps"]
     special = config["dflash_config"]
     context = np.hstack(seen.taps) @ tensors["fc.weight"].T
     context = rms_norm(context, tensors["hidden_norm.weight"], eps)
     size, start = config["block_size"], len(seen.history) - 1
-    x = seen.embed([seen.history[-1]] + [special["mask_token_id"]] * (size - 1))
+    tokens = [seen.history[-1]] + [special["mask_token_id"]] * (size - 1)
+    x = embed(tensors, seen, tokens)
+    if "mask_embedding" in tensors:
+        x[1:] = tensors["mask_embedding"]
     before, inside = range(start), range(start, start + size)
+
+    def turned(rows: Array, positions: Sequence[int]) -> Array:
+        is_interleaved = not config.get("rope_is_neox_style", True)
+        width, theta = config["head_dim"], config["rope_theta"]
+        return rope(rows, positions, width, theta, is_interleaved)
+
     for index in range(config["num_hidden_layers"]):
         layer = f"layers.{index}"
         attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
@@ -306,19 +366,19 @@ def dflash_block(config: Config, tensors: Tensors, seen: Seen) -> Array:
             group = special["conv_group_size"]
             attention_conv = convolution(tensors, f"{layer}.attention_conv", group, z)
         z = attention_conv(0, z)
-        q = rope(project(tensors, config, attention, "q", z), inside, width, theta)
+        q = turned(project(tensors, config, attention, "q", z), inside)
         k = np.concatenate(
             [
-                rope(project(tensors, config, attention, "k", rows), at, width, theta)
+                turned(project(tensors, config, attention, "k", rows), at)
                 for rows, at in ((context, before), (z, inside))
             ]
         )
         v = np.concatenate(
             [project(tensors, config, attention, "v", rows) for rows in (context, z)]
         )
-        allowed = np.ones((size, start + size), np.bool_)
-        y = attend(q, k, v, allowed) @ tensors[f"{attention}.o_proj.weight"].T
-        x = x + attention_conv(1, y)
+        sinks = tensors.get(f"{attention}.attention_sink_bias")
+        y = attend(q, k, v, visible(config, index, size, start), sinks)
+        x = x + attention_conv(1, y @ tensors[f"{attention}.o_proj.weight"].T)
 
         z = rms_norm(x, tensors[f"{layer}.post_attention_layernorm.weight"], eps)
         if "conv_kernel_size" in special:
@@ -359,4 +419,50 @@ def dflash2(
     return drafted, rows
 
 
-REFERENCES = {"mtp": mtp, "eagle3": eagle3, "dflash": dflash, "dflash2": dflash2}
+# DSpark
+
+
+def dspark(
+    config: Config, tensors: Tensors, seen: Seen, count: int, choose: Choose
+) -> tuple[list[int], list[Array]]:
+    """Rows of the block, each corrected by the token drawn from the one before it."""
+    first = 0 if config.get("sample_from_anchor", True) else 1
+    block = dflash_block({**config, "dflash_config": config}, tensors, seen)
+    block = block[first : first + count]
+    head, name = tensors.get("lm_head.weight"), "markov_head"
+    base = seen.head(block) if head is None else block @ head.T
+    if cap := config.get("final_logit_softcapping"):
+        base = np.tanh(base / cap) * cap
+    token = seen.history[-1]
+    state = np.zeros(config["markov_rank"])
+    drafted: list[int] = []
+    rows: list[Array] = []
+    for hidden, own in zip(block, base, strict=True):
+        before = tensors[f"{name}.markov_w1.weight"][token]
+        mixed = before
+        if config["markov_head_type"] == "gated":
+            gate = tensors[f"{name}.gate_proj.weight"] @ np.append(hidden, before)
+            mixed = sigmoid(gate + tensors[f"{name}.gate_proj.bias"]) * before
+        if config["markov_head_type"] == "rnn":
+            joint = tensors[f"{name}.joint_proj.weight"] @ np.concatenate(
+                [state, before, hidden]
+            )
+            joint = joint + tensors[f"{name}.joint_proj.bias"]
+            keep, new, out = np.split(joint, 3)
+            state = sigmoid(keep) * state + (1 - sigmoid(keep)) * np.tanh(new)
+            mixed = np.tanh(out)
+        scores = own + tensors[f"{name}.markov_w2.weight"] @ mixed
+        scores = widened(tensors, scores, config["vocab_size"])
+        token = choose(scores)
+        rows.append(scores)
+        drafted.append(token)
+    return drafted, rows
+
+
+REFERENCES = {
+    "mtp": mtp,
+    "eagle3": eagle3,
+    "dflash": dflash,
+    "dflash2": dflash2,
+    "dspark": dspark,
+}

@@ -1,5 +1,7 @@
 """Drafters against the reference: the tokens they draft, and every q they give."""
 
+from collections.abc import Callable
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -11,7 +13,7 @@ from mlx_spec.drafters.chain import ChainDrafter
 from mlx_spec.drafters.mtp import MTPHead
 from mlx_spec.target import Features
 from tests import heads
-from tests.heads import KINDS, TARGET, V, new_drafter
+from tests.heads import TARGET, V
 from tests.reference_drafters import (
     REFERENCES,
     Array,
@@ -24,11 +26,30 @@ from tests.reference_drafters import (
 
 LENGTHS = (2, 3, 17, 40)
 COUNT = 5
-PUBLISHED = {
-    "mtp": heads.mtp,
-    "eagle3": heads.eagle3,
-    "dflash": heads.dflash,
-    "dflash2": lambda: heads.dflash(2),
+EAGLE3_EXTRAS = (
+    "input_norm",
+    "fc_norm",
+    "norm_output",
+    "norm_before_residual",
+    "embed_tokens",
+)
+DFLASH_EXTRAS = (
+    "mask_embedding",
+    "sinks",
+    "sliding",
+    "sliding-both-ways",
+    "causal",
+    "interleaved",
+)
+DSPARK_EXTRAS = ("own", "reduced", "capped", "anchorless")
+
+CASES: dict[tuple[str, str], Callable[[], heads.Published]] = {
+    **{(kind, ""): made for kind, made in heads.PUBLISHED.items()},
+    **{("eagle3", x): partial(heads.eagle3, extra=x) for x in EAGLE3_EXTRAS},
+    **{("dflash", x): partial(heads.dflash, 1, x) for x in DFLASH_EXTRAS},
+    ("dflash2", "sliding"): partial(heads.dflash, 2, "sliding"),
+    **{("dspark", kind): partial(heads.dspark, kind) for kind in ("gated", "rnn")},
+    **{("dspark", x): partial(heads.dspark, "rnn", x) for x in DSPARK_EXTRAS},
 }
 
 
@@ -60,34 +81,35 @@ def dense(block: DraftBlock) -> Array:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_greedy_drafts_are_the_references(
-    kind: str, length: int, target: Decoder
+    case: tuple[str, str], length: int, target: Decoder
 ) -> None:
     history = history_of(length)
-    config, tensors = PUBLISHED[kind]()
+    config, tensors = CASES[case]()
     seen = Seen.of(target, history, heads.TAPS)
-    expected, _ = REFERENCES[kind](config, as_numpy(tensors), seen, COUNT, best)
-    block = propose(new_drafter(kind, target), target, history)
+    reference = REFERENCES[case[0]]
+    expected, _ = reference(config, as_numpy(tensors), seen, COUNT, best)
+    block = propose(heads.build(case[0], (config, tensors), target), target, history)
     assert block.tokens == expected
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_each_q_is_the_references_for_the_tokens_before_it(
-    kind: str, length: int, target: Decoder
+    case: tuple[str, str], length: int, target: Decoder
 ) -> None:
     history = history_of(length)
-    config, tensors = PUBLISHED[kind]()
-    drafter = new_drafter(kind, target)
+    config, tensors = CASES[case]()
+    numbers = as_numpy(tensors)
+    drafter = heads.build(case[0], (config, tensors), target)
     assert isinstance(drafter, SamplingDrafter)
     for seed in (1, 2):
         drafter.follow(SamplingParams(0.8), seed, False, V)
         block = propose(drafter, target, history)
         seen = Seen.of(target, history, heads.TAPS)
-        _, rows = REFERENCES[kind](
-            config, as_numpy(tensors), seen, COUNT, in_turn(block.tokens)
-        )
+        given = in_turn(block.tokens)
+        _, rows = REFERENCES[case[0]](config, numbers, seen, COUNT, given)
         expected = softmax(np.array(rows) / 0.8)
         assert np.abs(dense(block) - expected).max() < 1e-4
         assert all(expected[i, token] > 0 for i, token in enumerate(block.tokens))

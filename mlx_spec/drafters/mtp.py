@@ -14,9 +14,9 @@ from mlx_spec.attention import attention_mask
 from mlx_spec.cache import KVCache
 from mlx_spec.config import ModelConfig
 from mlx_spec.decoder import DecoderLayer, rope_of
+from mlx_spec.drafters.parts import finished
 from mlx_spec.errors import LoadError
 from mlx_spec.families import family_of
-from mlx_spec.memory import MemoryPlan
 from mlx_spec.target import Features, FeatureTarget
 from mlx_spec.tensor_file import Tensors
 from mlx_spec.weights import CheckpointWeights, canonical_tensors
@@ -31,6 +31,7 @@ class MTPHead:
         source: Its folder, for messages.
         target: Lends its embedding and, where the layer has none, its head.
         dtype: Of the arithmetic; None keeps the checkpoint's.
+        quantize: 4 or 8 to pack its matrices, None to leave them as they are.
     Raises:
         LoadError: If the checkpoint has no such layer, or a part of it is missing.
     """
@@ -45,6 +46,7 @@ class MTPHead:
         source: str,
         target: FeatureTarget,
         dtype: mx.Dtype | None,
+        quantize: int | None = None,
     ) -> None:
         config = ModelConfig.from_hf(hf)
         index = config.num_hidden_layers
@@ -64,20 +66,16 @@ class MTPHead:
         self._target = target
         self._eps = config.rms_norm_eps
         size = config.hidden_size
-        weights = CheckpointWeights(own, source, dtype)
+        weights = CheckpointWeights(own, source, dtype, quantize)
         self._embed_norm = weights.tensor(f"{prefix}.enorm.weight", (size,))
         self._hidden_norm = weights.tensor(f"{prefix}.hnorm.weight", (size,))
         self._fuse = weights.linear(f"{prefix}.eh_proj", size, 2 * size, False)
         self._layer = DecoderLayer(config, index, rope_of(config), weights)
         self._norm = weights.tensor(f"{prefix}.shared_head.norm.weight", (size,))
         self._head = None
-        if f"{head}.weight" in own:
+        if weights.has(f"{head}.weight"):
             self._head = weights.linear(head, config.vocab_size, size, False)
-        weights.finish()
-        pair = 2 * config.num_key_value_heads * config.head_dim * self._norm.itemsize
-        weight_bytes = sum(array.nbytes for array in weights.arrays)
-        self.memory_plan = MemoryPlan(None, weight_bytes, (pair,), (None,))
-        mx.eval(weights.arrays)
+        self.memory_plan = finished(weights, config, 1, self._norm.dtype)
 
     def features(self, features: Features) -> mx.array:
         """Return the target's final hidden states (T, H)."""
